@@ -1,0 +1,52 @@
+# `make`, `make test` and `make demo` work from a fresh clone: each sets up and builds what it needs first, and does
+# nothing twice. The steps themselves are in scripts/ and CMakePresets.json.
+
+JOBS ?= $(shell nproc)
+PYTHON := .venv/bin/python
+STAGE := scripts/stage.sh
+
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export GKA_BUILD_DIR := build/cpu
+
+.DEFAULT_GOAL := build
+.PHONY: help setup build test demo bench asan format lint clean
+
+define check_under_sanitizers
+	@$(STAGE) "Sanitizers: build" scripts/build.sh asan
+	@$(STAGE) "Sanitizers: tests" ctest --preset asan --parallel $(JOBS) --progress
+endef
+
+help: ## Show this list
+	@echo "make TARGET, with JOBS=N for N compilers at a time:"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: ## Install the Debian packages and the .venv that are missing
+	@$(STAGE) "Set up" scripts/setup.sh
+
+build: setup ## Build everything and install the Python package into .venv (the default)
+	@$(STAGE) "Build" scripts/build.sh cpu
+	@$(STAGE) "Install into .venv" scripts/install.sh
+
+test: build lint ## Run every check there is: formatting, C++ tests, sanitizers, Python tests, examples
+	@$(STAGE) "C++ tests" ctest --preset cpu --parallel $(JOBS) --progress
+	$(check_under_sanitizers)
+	@echo "==> Python tests, command line, installation and examples"
+	@$(PYTHON) -m pytest tests
+
+demo: build ## Store and recall pairs in four memories; writes a table and a plot to out/
+	@$(STAGE) "Demo: recall" $(PYTHON) experiments/recall/run.py
+
+bench: build ## Measure this machine and write docs/benchmarks.md
+	@$(STAGE) "Benchmark" $(PYTHON) bench/cpu.py
+
+asan: setup ## Build and test the kernels under the sanitizers
+	$(check_under_sanitizers)
+
+format: setup ## Format every source file
+	@$(STAGE) "Format" scripts/format.sh
+
+lint: setup ## Check formatting and lint
+	@$(STAGE) "Formatting and lint" scripts/format.sh --check
+
+clean: ## Remove what was built (not .venv)
+	rm -rf build out dist .pytest_cache .ruff_cache .hypothesis .venv/.gka-installed

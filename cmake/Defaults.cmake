@@ -1,0 +1,29 @@
+# What a build does when nobody says otherwise: Release, C++20, position-independent code, ccache where there is one.
+
+# Tests are for people who work on gka itself: not for a project that includes it, nor for `pip install`.
+if(PROJECT_IS_TOP_LEVEL AND NOT SKBUILD)
+  set(GKA_DEVELOPER_BUILD ON)
+else()
+  set(GKA_DEVELOPER_BUILD OFF)
+endif()
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+# The layout of the installed tree is the layout of the build tree and of the wheel: bin/, lib/, include/ side by side.
+# lib is never lib64 or lib/x86_64-linux-gnu, because Python looks for gka/lib/libgka.so.
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+
+find_program(GKA_CCACHE ccache DOC "Compiler cache, used where present")
+if(GKA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${GKA_CCACHE})
+endif()

@@ -1,0 +1,117 @@
+# gka_find_torch([REQUIRED]): the LibTorch inside an installed `torch` package (CPU or CUDA alike), as target gka::torch.
+#
+# Used by this build and, installed beside gkaConfig.cmake, by projects that use gka, so both find the same torch. Only
+# headers and three libraries are needed; torch's own CMake package would ask for a CUDA toolkit as soon as the
+# installed torch is a CUDA build, which a program that runs no CUDA compiler does not have.
+#
+# Where it looks, first found first taken:
+#   GKA_TORCH_DIR      the folder that holds include/ and lib/ (…/site-packages/torch, or an unpacked LibTorch)
+#   GKA_TORCH_HINTS    folders to try, set by gkaConfig.cmake
+#   a Python           GKA_PYTHON, the Python that runs the build, an active virtual environment, .venv, python3
+include_guard(GLOBAL)
+
+set(GKA_TORCH_MINIMUM 2.10)
+
+# The interpreter to ask, as the variable `out`.
+function(_gka_pick_python out)
+  find_program(_gka_python3 python3 NO_CACHE)
+  foreach(python IN ITEMS "${GKA_PYTHON}" "${Python_EXECUTABLE}" "${Python3_EXECUTABLE}" "$ENV{VIRTUAL_ENV}/bin/python"
+                          "${PROJECT_SOURCE_DIR}/.venv/bin/python" "${_gka_python3}")
+    if(python AND EXISTS "${python}")
+      set(${out} "${python}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  set(${out} "" PARENT_SCOPE)
+endfunction()
+
+# Where that interpreter has torch, without importing it (which would take seconds).
+function(_gka_ask_python python out)
+  set(question "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')")
+  execute_process(COMMAND "${python}" -c "${question}" OUTPUT_VARIABLE answer OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  set(${out} "${answer}" PARENT_SCOPE)
+endfunction()
+
+function(_gka_locate_torch out)
+  if(GKA_TORCH_DIR)
+    set(${out} "${GKA_TORCH_DIR}" PARENT_SCOPE)
+    return()
+  endif()
+  foreach(hint IN LISTS GKA_TORCH_HINTS)
+    if(EXISTS "${hint}/lib/libtorch_cpu.so")
+      set(${out} "${hint}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  _gka_pick_python(python)
+  if(python)
+    _gka_ask_python("${python}" dir)
+    set(${out} "${dir}" PARENT_SCOPE)
+  endif()
+endfunction()
+
+function(_gka_torch_version dir out)
+  set(version 0)
+  foreach(header IN ITEMS torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
+    if(EXISTS "${dir}/include/${header}")
+      file(STRINGS "${dir}/include/${header}" lines REGEX "^#define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
+      string(REGEX MATCHALL "[0-9]+" numbers "${lines}")
+      list(JOIN numbers "." version)
+      break()
+    endif()
+  endforeach()
+  set(${out} "${version}" PARENT_SCOPE)
+endfunction()
+
+# Why there is no usable torch in `dir`, or "" where there is one.
+function(_gka_why_not dir version out)
+  set(advice "Install torch (pip install torch) into the Python in use, or name its folder: -DGKA_TORCH_DIR=…/site-packages/torch.")
+  if(NOT dir)
+    set(reason "gka needs torch ${GKA_TORCH_MINIMUM} or newer, and no Python here has it. ${advice}")
+  elseif(NOT EXISTS "${dir}/lib/libtorch_cpu.so" OR NOT EXISTS "${dir}/include")
+    set(reason "There is no LibTorch in '${dir}' (no lib/libtorch_cpu.so or no include/). ${advice}")
+  elseif(version VERSION_LESS GKA_TORCH_MINIMUM)
+    set(reason "The torch in '${dir}' is ${version}; gka needs ${GKA_TORCH_MINIMUM} or newer.")
+  else()
+    set(reason "")
+  endif()
+  set(${out} "${reason}" PARENT_SCOPE)
+endfunction()
+
+function(_gka_import_torch dir)
+  foreach(library IN ITEMS torch_cpu c10)
+    add_library(gka::${library} SHARED IMPORTED GLOBAL)
+    set_target_properties(gka::${library} PROPERTIES IMPORTED_LOCATION "${dir}/lib/lib${library}.so")
+  endforeach()
+  add_library(gka::torch INTERFACE IMPORTED GLOBAL)
+  target_include_directories(gka::torch SYSTEM INTERFACE "${dir}/include" "${dir}/include/torch/csrc/api/include")
+  # libtorch.so is empty but for its list of needed libraries, with libtorch_cuda.so among them where torch has CUDA;
+  # only --no-as-needed keeps it, and with it the CUDA operators in a program that has no Python to load them.
+  # What libtorch_cpu.so itself needs (cuBLAS and so on) is found at run time, by its own path.
+  target_link_libraries(gka::torch INTERFACE "-Wl,--push-state,--no-as-needed,${dir}/lib/libtorch.so,--pop-state"
+                                             gka::torch_cpu gka::c10)
+  target_link_options(gka::torch INTERFACE -Wl,--allow-shlib-undefined)
+endfunction()
+
+function(gka_find_torch)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "REQUIRED" "" "")
+  if(TARGET gka::torch)
+    return()
+  endif()
+  _gka_locate_torch(dir)
+  _gka_torch_version("${dir}" version)
+  _gka_why_not("${dir}" "${version}" reason)
+  if(reason)
+    if(arg_REQUIRED)
+      message(FATAL_ERROR "${reason}")
+    endif()
+    set(GKA_TORCH_NOT_FOUND "${reason}" PARENT_SCOPE)
+    return()
+  endif()
+  file(REAL_PATH "${dir}" dir)
+  # Kept, so that a later run of CMake by another Python (pip's, say) does not change what is already compiled.
+  set(GKA_TORCH_DIR "${dir}" CACHE PATH "The torch package gka is built against")
+  set(GKA_TORCH_VERSION "${version}" CACHE INTERNAL "Its version")
+  message(STATUS "gka: torch ${version} in ${dir}")
+  _gka_import_torch("${dir}")
+endfunction()

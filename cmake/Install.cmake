@@ -1,0 +1,22 @@
+# What `cmake --install` and `pip install` put where, and the package files behind find_package(gka).
+include(CMakePackageConfigHelpers)
+
+set(GKA_CMAKE_DIR lib/cmake/gka)
+
+install(DIRECTORY include/gka DESTINATION include)
+install(TARGETS gka_kernels EXPORT gkaKernels ARCHIVE DESTINATION lib)
+install(EXPORT gkaKernels NAMESPACE gka:: DESTINATION ${GKA_CMAKE_DIR})
+
+if(TARGET gka)
+  install(TARGETS gka EXPORT gkaTorch LIBRARY DESTINATION lib)
+  install(EXPORT gkaTorch NAMESPACE gka:: DESTINATION ${GKA_CMAKE_DIR})
+endif()
+if(TARGET gka_cli)
+  install(TARGETS gka_cli RUNTIME DESTINATION bin)
+endif()
+
+configure_package_config_file(cmake/gkaConfig.cmake.in gkaConfig.cmake INSTALL_DESTINATION ${GKA_CMAKE_DIR})
+write_basic_package_version_file(gkaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES cmake/GkaTorch.cmake ${CMAKE_CURRENT_BINARY_DIR}/gkaConfig.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/gkaConfigVersion.cmake
+        DESTINATION ${GKA_CMAKE_DIR})

@@ -1,0 +1,21 @@
+# gka_own_code(target): warnings, sanitizers and the include paths of code that is ours. Other people's headers come in
+# as SYSTEM, so a warning there never stops a build here.
+find_package(Threads REQUIRED)
+
+set(GKA_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+
+# GCC 12 sees overlapping copies in "text" + std::string where there are none (its bug 105651).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  set(GKA_FALSE_WARNINGS -Wno-restrict)
+endif()
+
+function(gka_own_code target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_compile_options(${target} PRIVATE -Wall -Wextra ${GKA_FALSE_WARNINGS} $<$<BOOL:${GKA_WERROR}>:-Werror>)
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  if(GKA_SANITIZE)
+    target_compile_options(${target} PRIVATE ${GKA_SANITIZE_FLAGS} -O1 -g)
+    target_link_options(${target} PUBLIC ${GKA_SANITIZE_FLAGS})
+  endif()
+endfunction()

@@ -1,0 +1,187 @@
+// The mathematics on raw pointers, without torch: one plain struct describes a call, and every backend (reference,
+// cpu, cuda) takes the same struct, so a test can run one case through all of them and compare.
+//
+// Per head, with γ_t = exp(log_decay_t):
+//
+//   H_t = γ_t H_{t-1} + β_t k_t k_tᵀ        λ_t = ridge · ‖H_t‖_F
+//   U_t = γ_t U_{t-1} + β_t k_t v_tᵀ        x_t = solve(H_t + λ_t I, q_t)
+//                                           o_t = scale · U_tᵀ (q_t + α_t (x_t − q_t))
+//
+// docs/mathematics.md has the whole story.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "gka/types.h"
+
+namespace gka::kernels {
+
+enum class DType : std::uint8_t { float64, float32, bfloat16, float16 };
+
+/// Which half of the operator to run: all of it, x alone (H, no values), or scale · U_tᵀ q_t alone (U, no solve).
+enum class Part : std::uint8_t { both, solve, memory };
+
+/// A [batch, tokens, heads, channels] array with contiguous channels; strides count elements. Gates have one channel.
+/// `data == nullptr` means left out. Inputs are only read.
+struct View {
+  void* data = nullptr;
+  DType dtype = DType::float32;
+  std::int64_t batch_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+  explicit operator bool() const { return data != nullptr; }
+};
+
+struct Options {
+  Part part = Part::both;
+  double scale = 1.0;
+  double ridge = 0.02;
+  /// λ per head and key channel, [heads, key_dim]; only with RidgeMode::constant and the solvers conjugate_gradient
+  /// and exact. Replaces `ridge`.
+  const double* ridge_diagonal = nullptr;
+  std::int64_t iterations = 30;
+  Solver solver = Solver::chebyshev;
+  Gradient gradient = Gradient::implicit;
+  RidgeMode ridge_mode = RidgeMode::adaptive;
+  /// false: the backward pass takes λ_t (and with it the solver's bounds on the spectrum) as constants.
+  bool ridge_gradient = true;
+  /// false: log_decay fades U alone.
+  bool decay_keys = true;
+  /// Low-precision backends may spend the iterations in two cycles around one accurate residual. The reference and
+  /// the CPU compute in float32 or better and have no use for it.
+  bool refine = true;
+  /// Tokens per chunk, 0 for the backend's own choice. Results do not depend on it beyond rounding.
+  std::int64_t chunk = 0;
+};
+
+/// One call. All arrays are [batch, tokens, heads, …]. With `cu_seqlens` (sequences + 1 entries from 0 to tokens,
+/// never decreasing) batch is 1 and sequence n is the tokens cu_seqlens[n] … cu_seqlens[n+1] − 1; without it sequence
+/// n is batch row n and `sequences == batch`.
+///
+/// States are contiguous [sequences, heads, key_dim, key_dim or value_dim] in the accumulation type: float64 for
+/// float64 inputs, float32 otherwise. h0 counts as its symmetric part.
+struct Problem {
+  std::int64_t batch = 0;
+  std::int64_t tokens = 0;
+  std::int64_t heads = 0;
+  std::int64_t key_dim = 0;
+  std::int64_t value_dim = 0;
+  std::int64_t sequences = 0;
+  const std::int64_t* cu_seqlens = nullptr;
+
+  View q{};
+  View k{};
+  View v{};                                 // absent with Part::solve
+  View log_decay{};                         // absent: 0
+  View beta{};                              // absent: 1
+  View alpha{};                             // absent: 1; ignored unless Part::both
+  const void* h0 = nullptr;                 // absent: zero
+  const void* u0 = nullptr;                 // absent: zero
+
+  Options options{};
+};
+
+/// The accumulation type of a problem, which is also that of its states.
+constexpr DType state_dtype(const Problem& p) {
+  return p.q.dtype == DType::float64 ? DType::float64 : DType::float32;
+}
+
+/// What a forward pass keeps for the backward pass. The contents belong to the backend that wrote them; the caller
+/// only provides the room, all of it or none.
+struct Saved {
+  void* x = nullptr;           // [batch, tokens, heads, key_dim], accumulation type; not for Part::memory
+  double* norm = nullptr;      // [batch, tokens, heads]; not for Part::memory
+  void* h = nullptr;           // [max_segments(problem), heads, key_dim, key_dim]; not for Part::memory
+  void* u = nullptr;           // [max_segments(problem), heads, key_dim, value_dim]; not for Part::solve
+};
+
+/// Per-token diagnostics, each contiguous float64 [batch, tokens, heads] (x: [batch, tokens, heads, key_dim]), each
+/// optional. Parts both and solve.
+struct Report {
+  double* norm = nullptr;           // ‖H_t‖_F
+  double* ridge = nullptr;          // λ_t (with a diagonal: its mean)
+  double* residual = nullptr;       // ‖(H_t + λ_t I) x_t − q_t‖
+  double* true_residual = nullptr;  // ‖H_t x_t − q_t‖
+  double* variance = nullptr;       // q_t · x_t
+  double* x = nullptr;
+};
+
+struct Outputs {
+  View o{};             // [batch, tokens, heads, value_dim]; with Part::solve x, [batch, tokens, heads, key_dim]
+  void* h = nullptr;    // final states, each optional
+  void* u = nullptr;
+  Saved saved{};
+  Report report{};
+};
+
+/// The backward pass: `d_o`, `d_h`, `d_u` come in (the latter two optional), the rest goes out, each optional, each in
+/// the type its View names. d_h0 is symmetric.
+struct Gradients {
+  View d_o{};
+  const void* d_h = nullptr;
+  const void* d_u = nullptr;
+
+  View d_q{}, d_k{}, d_v{}, d_log_decay{}, d_beta{}, d_alpha{};
+  void* d_h0 = nullptr;
+  void* d_u0 = nullptr;
+  double* d_ridge_diagonal = nullptr;  // [heads, key_dim]
+};
+
+/// One token for each of `batch` sequences; their states are read and written in place. View::token_stride is unused.
+/// Sequence b uses slot state_indices[b] of the pool (b without indices; indices are distinct).
+struct Step {
+  std::int64_t batch = 0;
+  std::int64_t heads = 0;
+  std::int64_t key_dim = 0;
+  std::int64_t value_dim = 0;
+
+  View q{}, k{}, v{}, log_decay{}, beta{}, alpha{};
+  View o{};
+  void* h = nullptr;  // [slots, heads, key_dim, key_dim]
+  void* u = nullptr;  // [slots, heads, key_dim, value_dim]
+  const std::int64_t* state_indices = nullptr;
+  const std::int32_t* iterations = nullptr;  // per sequence; absent: options.iterations
+
+  Options options{};
+};
+
+/// States are kept at the start of every segment of this many tokens of a sequence; inside one they are recomputed.
+inline constexpr std::int64_t kSegment = 128;
+
+/// How many segments a problem can have at most, from its sizes alone (not from the values of cu_seqlens).
+constexpr std::int64_t max_segments(bool packed, std::int64_t batch, std::int64_t tokens, std::int64_t sequences) {
+  return packed ? tokens / kSegment + sequences : batch * ((tokens + kSegment - 1) / kSegment);
+}
+
+/// Where a backend's parallel work runs. `run(n, body)` calls body(0) … body(n − 1), each once, possibly at the same
+/// time, and returns when all are done. Results do not depend on the number of threads.
+struct Executor {
+  int threads = 1;
+  std::function<void(int n, const std::function<void(int)>& body)> run;
+};
+
+/// An executor on `threads` threads of its own (0: as many as the machine has), for programs without torch.
+Executor thread_executor(int threads = 0);
+
+namespace reference {
+// float64, one token at a time, in the paper's order. The definition every other backend is tested against. Ignores
+// Saved (the backward pass recomputes), chunk and refine.
+void forward(const Problem& problem, const Outputs& outputs);
+void backward(const Problem& problem, const Gradients& gradients);
+void step(const Step& step);
+}  // namespace reference
+
+namespace cpu {
+// Chunked, vectorised, threaded. `backward` needs what `forward` left in `saved`.
+void forward(const Problem& problem, const Outputs& outputs, const Executor& executor);
+void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Executor& executor);
+void step(const Step& step, const Executor& executor);
+
+/// The instruction set in use: "avx512", "avx2" or "portable". The environment variable GKA_CPU forces one; asking for
+/// one this machine lacks, or an unknown one, throws std::invalid_argument.
+const char* instruction_set();
+}  // namespace cpu
+
+}  // namespace gka::kernels

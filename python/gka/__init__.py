@@ -1,0 +1,39 @@
+"""Gated KalmaNet: a memory layer that answers each query by a ridge regression over the whole past.
+
+Per head, with γ_t = exp(log_decay_t):
+
+    H_t = γ_t H_{t-1} + β_t k_t k_tᵀ        λ_t = ridge · ‖H_t‖_F
+    U_t = γ_t U_{t-1} + β_t k_t v_tᵀ        x_t = solve(H_t + λ_t I, q_t)
+                                            o_t = scale · U_tᵀ (q_t + α_t (x_t − q_t))
+
+The work is done by ``libgka.so``, which registers the torch operators ``torch.ops.gka.*``; this package finds it and
+gives the operators their Python signatures.
+"""
+
+from ._library import load as _load
+
+_load()
+
+from ._info import Backend, backends, choose_kernel  # noqa: E402  (they need the library)
+from ._info import version as _version  # noqa: E402
+from ._ops import (  # noqa: E402
+    gated_kalmanet,
+    gated_kalmanet_report,
+    gated_kalmanet_step,
+    linear_memory,
+    ridge_solve,
+)
+
+__version__ = _version()
+
+__all__ = [
+    "Backend",
+    "__version__",
+    "backends",
+    "choose_kernel",
+    "gated_kalmanet",
+    "gated_kalmanet_report",
+    "gated_kalmanet_step",
+    "linear_memory",
+    "ridge_solve",
+]

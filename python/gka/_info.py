@@ -1,0 +1,47 @@
+"""What this build holds, what this machine can run of it, and which kernel a call takes."""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Backend(NamedTuple):
+    """One set of kernels."""
+
+    name: str
+    built: bool  #: compiled into this library
+    available: bool  #: and able to run on this machine
+    detail: str  #: instruction set and threads, or why it cannot run
+
+    def __str__(self) -> str:
+        standing = "available" if self.available else "built" if self.built else "not built"
+        return f"{self.name}: {standing} ({self.detail})"
+
+
+def version() -> str:
+    """The version of the library."""
+    return torch.ops.gka.version()
+
+
+def backends() -> list[Backend]:
+    """The sets of kernels gka has or plans, and whether each runs here.
+
+    >>> print(*gka.backends(), sep="\\n")
+    """
+    return [Backend(*row) for row in zip(*torch.ops.gka.backends(), strict=True)]
+
+
+def choose_kernel(
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    key_dim: int = 128,
+    value_dim: int = 128,
+    solver: str = "chebyshev",
+    gradient: str = "implicit",
+    ridge_mode: str = "adaptive",
+) -> tuple[str, str]:
+    """Which backend a call with these properties takes, and why. The name is empty where none can."""
+    return torch.ops.gka.choose_kernel(
+        torch.device(device).type, dtype, key_dim, value_dim, solver, gradient, ridge_mode
+    )

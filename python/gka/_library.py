@@ -1,0 +1,28 @@
+"""Finds and loads libgka.so: the one packaged here, or the one GKA_LIBRARY names (for work on gka itself)."""
+
+import os
+from pathlib import Path
+
+import torch
+
+
+def path() -> Path:
+    """Where the library is taken from."""
+    override = os.environ.get("GKA_LIBRARY")
+    return Path(override) if override else Path(__file__).parent / "lib" / "libgka.so"
+
+
+def load() -> None:
+    """Loads the library, which registers the operators."""
+    library = path()
+    if not library.is_file():
+        raise ImportError(
+            f"gka: there is no library at {library}; install the package (pip install --no-build-isolation .) or point "
+            "GKA_LIBRARY at a libgka.so"
+        )
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise ImportError(
+            f"gka: {library} does not load with torch {torch.__version__}; build it against this torch ({error})"
+        ) from error

@@ -1,0 +1,275 @@
+"""The operators, with their Python signatures. All checks are in the library, so C++ and Python complain alike."""
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.gka
+
+State = tuple[Tensor, Tensor]
+
+
+def _ridge(ridge: float | Tensor) -> dict[str, float | Tensor]:
+    return {"ridge_diagonal": ridge} if isinstance(ridge, Tensor) else {"ridge": ridge}
+
+
+def _state(state: State | None) -> dict[str, Tensor]:
+    return {} if state is None else {"h0": state[0], "u0": state[1]}
+
+
+def gated_kalmanet(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    alpha: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    ridge: float | Tensor = 0.02,
+    iterations: int = 30,
+    solver: str = "chebyshev",
+    gradient: str = "implicit",
+    ridge_mode: str = "adaptive",
+    ridge_gradient: bool = True,
+    decay_keys: bool = True,
+    refine: bool = True,
+    initial_state: State | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, State | None]:
+    """The memory layer: writes every token and answers every query from all tokens up to its own.
+
+    Differentiable once, in every tensor argument but ``cu_seqlens``.
+
+    Args:
+        q: queries [B, T, H, D], D from 1 to 256: float64, float32, bfloat16 or float16. Unit norm is usual, not
+            required.
+        k: keys, as q.
+        v: values [B, T, H, V], V from 1 to 256, the type of q.
+        log_decay: log γ ≤ 0 [B, T, H], the type of q or float32; -inf forgets everything before the token. Left out:
+            0, no forgetting.
+        beta: how strongly each token is written, ≥ 0 [B, T, H]. Left out: 1.
+        alpha: how much of the answer goes through the solve [B, T, H]. Left out: 1, all of it.
+        scale: factor on the output.
+        ridge: a in λ_t = a‖H_t‖_F; with ``ridge_mode="constant"`` λ itself, where a tensor [H, D] gives each head and
+            key channel its own (solvers conjugate_gradient and exact).
+        iterations: steps of the solver.
+        solver: chebyshev, conjugate_gradient, gradient_descent, nesterov or exact.
+        gradient: implicit (one more solve) or unrolled (through every step).
+        ridge_mode: adaptive or constant.
+        ridge_gradient: whether the gradient goes through λ.
+        decay_keys: False: log_decay fades U alone.
+        refine: False: plain Chebyshev steps on low-precision kernels; the CPU's compute in float32 or better and
+            always take plain steps.
+        initial_state: (h, u), [N, H, D, D] and [N, H, D, V] in float32 (float64 for float64 inputs); h counts as its
+            symmetric part. N is B or the number of packed sequences. Left out: zero.
+        output_final_state: whether to return the state after the last token.
+        cu_seqlens: packed sequences: B is 1, and sequence n is the tokens cu_seqlens[n] to cu_seqlens[n+1] - 1. int32
+            or int64 [N+1], from 0 to T, never decreasing.
+
+    Returns:
+        o [B, T, H, V] in the type of q, and (h, u) or None.
+
+    Raises:
+        ValueError, TypeError: one sentence that names the argument, what it takes and what it got.
+    """
+    o, h, u = _ops.gated_kalmanet(
+        q,
+        k,
+        v,
+        log_decay,
+        beta,
+        alpha,
+        scale=scale,
+        **_ridge(ridge),
+        iterations=iterations,
+        solver=solver,
+        gradient=gradient,
+        ridge_mode=ridge_mode,
+        ridge_gradient=ridge_gradient,
+        decay_keys=decay_keys,
+        refine=refine,
+        **_state(initial_state),
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return o, (h, u) if output_final_state else None
+
+
+def gated_kalmanet_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    alpha: Tensor | None = None,
+    *,
+    state: State,
+    state_indices: Tensor | None = None,
+    scale: float = 1.0,
+    ridge: float | Tensor = 0.02,
+    iterations: int | Tensor = 30,
+    solver: str = "chebyshev",
+    ridge_mode: str = "adaptive",
+    decay_keys: bool = True,
+) -> Tensor:
+    """One token for each of B sequences, for decoding. The state is updated in place; there is no gradient.
+
+    Args:
+        q, k, v, log_decay, beta, alpha: as in :func:`gated_kalmanet`, without the token dimension: [B, H, D],
+            [B, H, V] and [B, H].
+        state: (h, u), [N, H, D, D] and [N, H, D, V], contiguous. N is B, or more: a pool.
+        state_indices: int32 or int64 [B], distinct: which slot of the state each sequence has. Left out: sequence b
+            has slot b.
+        iterations: for all sequences, or an int32 tensor [B].
+        scale, ridge, solver, ridge_mode, decay_keys: as in :func:`gated_kalmanet`.
+
+    Returns:
+        o [B, H, V] in the type of q.
+    """
+    per_sequence = isinstance(iterations, Tensor)
+    return _ops.gated_kalmanet_step(
+        q,
+        k,
+        v,
+        log_decay,
+        beta,
+        alpha,
+        h=state[0],
+        u=state[1],
+        state_indices=state_indices,
+        scale=scale,
+        **_ridge(ridge),
+        **({"iterations_per_sequence": iterations} if per_sequence else {"iterations": iterations}),
+        solver=solver,
+        ridge_mode=ridge_mode,
+        decay_keys=decay_keys,
+    )
+
+
+def gated_kalmanet_report(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    alpha: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    ridge: float | Tensor = 0.02,
+    iterations: int = 30,
+    solver: str = "chebyshev",
+    gradient: str = "implicit",
+    ridge_mode: str = "adaptive",
+    ridge_gradient: bool = True,
+    decay_keys: bool = True,
+    refine: bool = True,
+    initial_state: State | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """How each solve inside :func:`gated_kalmanet` went, for the same arguments. No gradient.
+
+    Returns:
+        float64 tensors [B, T, H]: ``norm`` ‖H_t‖_F; ``ridge`` λ_t (of a diagonal: its mean); ``residual``
+        ‖(H_t + λ_t I) x_t − q_t‖; ``true_residual`` ‖H_t x_t − q_t‖; ``variance`` q_t · x_t, how little the memory
+        knows about this query; and ``x`` [B, T, H, D].
+    """
+    names = ("norm", "ridge", "residual", "true_residual", "variance", "x")
+    values = _ops.gated_kalmanet_report(
+        q,
+        k,
+        v,
+        log_decay,
+        beta,
+        alpha,
+        scale=scale,
+        **_ridge(ridge),
+        iterations=iterations,
+        solver=solver,
+        gradient=gradient,
+        ridge_mode=ridge_mode,
+        ridge_gradient=ridge_gradient,
+        decay_keys=decay_keys,
+        refine=refine,
+        **_state(initial_state),
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return dict(zip(names, values, strict=True))
+
+
+def ridge_solve(
+    q: Tensor,
+    k: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    ridge: float | Tensor = 0.02,
+    iterations: int = 30,
+    solver: str = "chebyshev",
+    gradient: str = "implicit",
+    ridge_mode: str = "adaptive",
+    ridge_gradient: bool = True,
+    refine: bool = True,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The H half of :func:`gated_kalmanet` alone: x_t = solve(H_t + λ_t I, q_t).
+
+    Arguments as there; the state is h alone. For keys that do not fade, leave out ``log_decay``.
+
+    Returns:
+        x [B, T, H, D] in the type of q, and h or None.
+    """
+    x, h = _ops.ridge_solve(
+        q,
+        k,
+        log_decay,
+        beta,
+        **_ridge(ridge),
+        iterations=iterations,
+        solver=solver,
+        gradient=gradient,
+        ridge_mode=ridge_mode,
+        ridge_gradient=ridge_gradient,
+        refine=refine,
+        h0=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return x, h if output_final_state else None
+
+
+def linear_memory(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The U half of :func:`gated_kalmanet` alone: o_t = scale · U_tᵀ q_t, gated linear attention.
+
+    Arguments as there; the state is u alone.
+
+    Returns:
+        o [B, T, H, V] in the type of q, and u or None.
+    """
+    o, u = _ops.linear_memory(
+        q,
+        k,
+        v,
+        log_decay,
+        beta,
+        scale=scale,
+        u0=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return o, u if output_final_state else None

@@ -1,0 +1,162 @@
+// `gka info`: what was built, what this machine can run, and which kernel a call takes and why.
+#include <CLI/CLI.hpp>
+#include <array>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/commands.h"
+#include "gka/info.h"
+
+namespace gka::cli {
+namespace {
+
+using kernels::DType;
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<std::pair<const char*, DType>, 4> kDTypeNames{{
+    {"float64", DType::float64},
+    {"float32", DType::float32},
+    {"bfloat16", DType::bfloat16},
+    {"float16", DType::float16},
+}};
+
+const char* name_of_dtype(DType dtype) {
+  for (const auto& [name, entry] : kDTypeNames) {
+    if (entry == dtype) return name;
+  }
+  return "?";
+}
+
+/// Shown when no particular call is asked about.
+std::vector<CallInfo> typical_calls() {
+  return {
+      CallInfo{},
+      CallInfo{.dtype = DType::bfloat16},
+      CallInfo{.dtype = DType::float64, .key_dim = 64, .value_dim = 64, .solver = Solver::exact},
+      CallInfo{.gradient = Gradient::unrolled},
+      CallInfo{.device = "cuda", .dtype = DType::bfloat16},
+  };
+}
+
+Json describe_build() {
+  return {
+      {"version", version()}, {"compiler", GKA_COMPILER}, {"build_type", GKA_BUILD_TYPE}, {"torch", GKA_TORCH_VERSION}};
+}
+
+Json describe(const BackendInfo& backend) {
+  return {
+      {"name", backend.name}, {"built", backend.built}, {"available", backend.available}, {"detail", backend.detail}};
+}
+
+Json describe(const CallInfo& call) {
+  const auto choice = choose_kernel(call);
+  return {{"device", call.device},
+          {"dtype", name_of_dtype(call.dtype)},
+          {"key_dim", call.key_dim},
+          {"value_dim", call.value_dim},
+          {"solver", name_of(call.solver)},
+          {"gradient", name_of(call.gradient)},
+          {"ridge_mode", name_of(call.ridge_mode)},
+          {"kernel", choice.kernel},
+          {"reason", choice.reason}};
+}
+
+Json describe_all(const std::vector<CallInfo>& calls) {
+  Json all{{"build", describe_build()}, {"backends", Json::array()}, {"calls", Json::array()}};
+  for (const auto& backend : backends()) all["backends"].push_back(describe(backend));
+  for (const auto& call : calls) all["calls"].push_back(describe(call));
+  return all;
+}
+
+const char* readiness(const BackendInfo& backend) {
+  if (!backend.built) return "not built";
+  return backend.available ? "ready" : "cannot run";
+}
+
+void print(const std::vector<CallInfo>& calls) {
+  std::cout << "gka " << version() << ", built by " << GKA_COMPILER << " (" << GKA_BUILD_TYPE << ") with torch "
+            << GKA_TORCH_VERSION << "\n\nBackends\n"
+            << std::left;
+  for (const auto& backend : backends()) {
+    std::cout << "  " << std::setw(11) << backend.name << std::setw(12) << readiness(backend) << backend.detail << "\n";
+  }
+  std::cout << "\nWhich kernel a call of gated_kalmanet takes\n";
+  for (const auto& call : calls) {
+    const auto choice = choose_kernel(call);
+    std::cout << "  " << call.device << ", " << name_of_dtype(call.dtype) << ", D " << call.key_dim << ", V "
+              << call.value_dim << ", " << name_of(call.solver) << ", " << name_of(call.gradient) << " gradient, "
+              << name_of(call.ridge_mode) << " ridge\n      " << (choice.kernel.empty() ? "no kernel" : choice.kernel)
+              << ": " << choice.reason << "\n";
+  }
+}
+
+/// An option that takes one of the names of `table`.
+template <typename Table, typename Value>
+CLI::Option* add_choice(CLI::App& app, const std::string& option, const Table& table, Value& value) {
+  std::string names;
+  for (const auto& [name, entry] : table) names += (names.empty() ? "" : ", ") + std::string(name);
+  const auto set = [option, &table, names, &value](const std::string& text) {
+    for (const auto& [name, entry] : table) {
+      if (text == name) {
+        value = entry;
+        return;
+      }
+    }
+    throw CLI::ValidationError(option, "got '" + text + "'; it takes one of " + names);
+  };
+  return app.add_option_function<std::string>(option, set, names)->type_name("NAME");
+}
+
+struct Arguments {
+  bool json = false;
+  CallInfo call;
+  std::vector<CLI::Option*> about_the_call;
+
+  /// The call asked about, or the typical ones when no option describes one.
+  std::vector<CallInfo> calls() const {
+    for (const auto* option : about_the_call) {
+      if (option->count() > 0) return {call};
+    }
+    return typical_calls();
+  }
+};
+
+}  // namespace
+
+Action declare_info(CLI::App& app) {
+  const auto arguments = std::make_shared<Arguments>();
+  auto& call = arguments->call;
+  app.add_flag("--json", arguments->json, "Print JSON");
+
+  arguments->about_the_call = {
+      app.add_option("--device", call.device, "cpu, cuda or another type of device, as torch spells it"),
+      add_choice(app, "--dtype", kDTypeNames, call.dtype),
+      app.add_option("--key-dim", call.key_dim, "D, the width of q and k")->type_name("N"),
+      app.add_option("--value-dim", call.value_dim, "V, the width of v")->type_name("N"),
+      add_choice(app, "--solver", kSolverNames, call.solver),
+      add_choice(app, "--gradient", kGradientNames, call.gradient),
+      add_choice(app, "--ridge-mode", kRidgeModeNames, call.ridge_mode),
+  };
+  for (auto* option : arguments->about_the_call) option->group("One call to explain");
+
+  app.footer(
+      "Without a call to explain, a few typical ones are shown.\n"
+      "GKA_CPU=portable|avx2|avx512 in the environment forces an instruction set.");
+
+  return [arguments] {
+    const auto calls = arguments->calls();
+    if (arguments->json) {
+      std::cout << describe_all(calls).dump(2) << "\n";
+    } else {
+      print(calls);
+    }
+    return 0;
+  };
+}
+
+}  // namespace gka::cli

@@ -1,0 +1,89 @@
+// `gka`: reads the command line, finds the subcommand in the table and runs it.
+//
+// Subcommand names are looked up before CLI11 sees the line, because it would call a misspelt one an unexpected
+// argument and suggest nothing.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
+#include <iostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/nearest.h"
+#include "gka/info.h"
+
+namespace {
+
+constexpr int kUsageError = 2;
+
+constexpr const char* kDescription =
+    "Gated KalmaNet: a memory layer for sequence models that answers each query by solving a ridge regression over "
+    "the\n"
+    "whole past, with constant memory and linear time.";
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  gka info                                      what this machine runs, and why\n"
+    "  gka info --dtype bfloat16 --key-dim 64        the kernel that one call takes\n"
+    "  gka info --json                               the same for a program to read\n"
+    "\n"
+    "`gka COMMAND --help` explains a command's options.";
+
+std::vector<std::string_view> command_names() {
+  std::vector<std::string_view> names;
+  for (const auto& command : gka::cli::kCommands) names.emplace_back(command.name);
+  return names;
+}
+
+/// What is wrong with `word` as a subcommand, or nothing.
+std::string complaint_about(std::string_view word) {
+  const auto names = command_names();
+  if (word.starts_with('-') || std::ranges::find(names, word) != names.end()) return {};
+  std::string text = "gka: there is no command '" + std::string(word) + "'";
+  if (const auto guess = gka::cli::nearest(word, names)) text += "; did you mean '" + std::string(*guess) + "'?";
+  text += text.ends_with('?') ? " The commands are:" : "; the commands are:";
+  for (const auto name : names) text += " " + std::string(name);
+  return text + " (`gka --help` explains them).";
+}
+
+int run(int argc, char** argv) {
+  if (argc > 1) {
+    if (const auto complaint = complaint_about(argv[1]); !complaint.empty()) {
+      std::cerr << complaint << "\n";
+      return kUsageError;
+    }
+  }
+
+  CLI::App app{kDescription, "gka"};
+  app.set_version_flag("--version", std::string("gka ") + gka::version());
+  app.require_subcommand(0, 1);
+
+  int status = 0;
+  for (const auto& command : gka::cli::kCommands) {
+    CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    sub->final_callback([&status, action = command.declare(*sub)] { status = action(); });
+  }
+
+  app.footer(kExamples);  // last, because subcommands would inherit it
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsageError;
+  }
+  if (app.get_subcommands().empty()) std::cout << app.help();
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "gka: " << error.what() << "\n";
+    return 1;
+  }
+}

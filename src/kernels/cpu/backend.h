@@ -1,0 +1,25 @@
+// One instruction set's build of the CPU kernels, as a table of functions; dispatch.cpp picks one at run time.
+#pragma once
+
+#include "gka/kernels.h"
+
+namespace gka::kernels::cpu {
+
+struct InstructionSet {
+  const char* name;
+  void (*forward)(const Problem&, const Outputs&, const Executor&);
+  void (*backward)(const Problem&, const Saved&, const Gradients&, const Executor&);
+  void (*step)(const Step&, const Executor&);
+};
+
+namespace portable {
+extern const InstructionSet kInstructionSet;
+}
+namespace avx2 {
+extern const InstructionSet kInstructionSet;
+}
+namespace avx512 {
+extern const InstructionSet kInstructionSet;
+}
+
+}  // namespace gka::kernels::cpu

@@ -1,0 +1,76 @@
+// Picks the instruction set: the widest this machine has, or the one GKA_CPU names. The environment is read at each
+// call (it is one getenv), so a test can compare all of them in one process.
+#include <array>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "kernels/cpu/backend.h"
+
+namespace gka::kernels::cpu {
+namespace {
+
+struct Candidate {
+  const InstructionSet* set;
+  bool (*available)();
+};
+
+#if GKA_X86
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+}
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#endif
+
+/// Widest first.
+constexpr std::array kCandidates{
+#if GKA_X86
+    Candidate{&avx512::kInstructionSet, has_avx512},
+    Candidate{&avx2::kInstructionSet, has_avx2},
+#endif
+    Candidate{&portable::kInstructionSet, [] { return true; }},
+};
+
+const InstructionSet& widest() {
+  for (const Candidate& c : kCandidates) {
+    if (c.available()) return *c.set;
+  }
+  return *kCandidates.back().set;
+}
+
+const InstructionSet& by_name(std::string_view name) {
+  std::string known;
+  for (const Candidate& c : kCandidates) {
+    if (name == c.set->name) {
+      if (c.available()) return *c.set;
+      throw std::invalid_argument("GKA_CPU=" + std::string(name) +
+                                  ": this machine lacks that instruction set; unset GKA_CPU or choose another");
+    }
+    known += (known.empty() ? "" : ", ") + std::string(c.set->name);
+  }
+  throw std::invalid_argument("GKA_CPU=" + std::string(name) + " is not known; it takes one of " + known);
+}
+
+const InstructionSet& chosen() {
+  static const InstructionSet& best = widest();
+  const char* forced = std::getenv("GKA_CPU");
+  return forced == nullptr || *forced == '\0' ? best : by_name(forced);
+}
+
+}  // namespace
+
+const char* instruction_set() { return chosen().name; }
+
+void forward(const Problem& problem, const Outputs& outputs, const Executor& executor) {
+  chosen().forward(problem, outputs, executor);
+}
+
+void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Executor& executor) {
+  chosen().backward(problem, saved, gradients, executor);
+}
+
+void step(const Step& step, const Executor& executor) { chosen().step(step, executor); }
+
+}  // namespace gka::kernels::cpu

@@ -1,0 +1,367 @@
+// One chunk of tokens of one head, laid out for the matrix products: *tokens are lanes*. An array of D-vectors, one per
+// token, is stored as D rows of `lanes` numbers, so that whatever differs from token to token (decay, norm, solver
+// coefficients) is a vector, a dot product per token needs no horizontal sums, and D may be anything.
+//
+// The memory of token c is H_c = ζ_c H_0 + Σ_{j≤c} M_jc β_j k_j k_jᵀ. It is never formed: what a solve needs is
+//
+//   (σ_c H_c + ρ) x = ρ x + (σ_c ζ_c) H_0 x + Σ_j (M_jc β_j σ_c) k_j (k_jᵀ x)
+//
+// with σ_c chosen so that the spectrum is known whatever the token. Scalars (decays, norms, σ) are float64 throughout:
+// there are few of them, and the solve does not see scale, so a decay product of 1e-60 still matters.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <new>
+
+#include "kernels/cpu/isa/gemm.h"
+#include "kernels/problem.h"
+
+namespace gka::kernels::cpu::GKA_ISA {
+
+inline constexpr int kMaxChunk = 64;
+inline constexpr int kDefaultChunk = 32;
+
+/// Aligned, uninitialised, sized once.
+template <typename T>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(std::int64_t n) { resize(n); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+
+  void resize(std::int64_t n) {
+    std::free(data_);
+    const std::size_t bytes = (static_cast<std::size_t>(n) * sizeof(T) + 127) / 64 * 64;
+    data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  T* get() const { return data_; }
+  operator T*() const { return data_; }  // NOLINT: reads as the array it is
+
+ private:
+  T* data_ = nullptr;
+};
+
+struct Sizes {
+  int dim = 0;     // D
+  int values = 0;  // V
+  int chunk = 0;
+  bool solves = false;
+  bool remembers = false;
+};
+
+inline Sizes sizes_of(const Problem& p) {
+  const auto chunk = p.options.chunk > 0 ? std::min<std::int64_t>(p.options.chunk, kMaxChunk) : kDefaultChunk;
+  return {.dim = static_cast<int>(p.key_dim),
+          .values = remembers_values(p) ? static_cast<int>(p.value_dim) : 0,
+          .chunk = static_cast<int>(chunk),
+          .solves = solves(p),
+          .remembers = remembers_values(p)};
+}
+
+/// Rows of states and of token-major copies are padded to whole vectors, plus one: a power-of-two stride would send
+/// every row of a 128 × 128 matrix to the same few cache sets.
+template <typename T>
+constexpr int row_stride(int n) {
+  return padded<T>(n) + (n % 64 == 0 ? kLanes<T> : 0);
+}
+
+/// ζ_c = Π_{i≤c} γ_i and M_jc = Π_{j<i≤c} γ_i, by recursion: exactly 0 across a token with γ = 0.
+struct Decay {
+  double zeta[kMaxChunk];
+  double m[kMaxChunk][kMaxChunk];
+
+  void set(const double* gamma, int len) {
+    double product = 1;
+    for (int c = 0; c < len; ++c) {
+      product *= gamma[c];
+      zeta[c] = product;
+      for (int j = 0; j < c; ++j) m[j][c] = m[j][c - 1] * gamma[c];
+      m[c][c] = 1;
+    }
+  }
+  double end(int j, int len) const { return m[j][len - 1]; }
+};
+
+template <typename T>
+void read_row(const View& view, std::int64_t at, int n, T* to) {
+  with_type(view.dtype, [&](auto type) {
+    using Stored = decltype(type);
+    const auto* from = static_cast<const Stored*>(view.data) + at;
+    for (int i = 0; i < n; ++i) to[i] = convert<T>(from[i]);
+  });
+}
+
+template <typename T>
+void write_row(const View& view, std::int64_t at, int n, const T* from) {
+  with_type(view.dtype, [&](auto type) {
+    using Stored = decltype(type);
+    auto* to = static_cast<Stored*>(view.data) + at;
+    for (int i = 0; i < n; ++i) to[i] = convert<Stored>(from[i]);
+  });
+}
+
+inline double read_gate(const View& view, std::int64_t at, double otherwise) {
+  double value = otherwise;
+  if (view) read_row(view, at, 1, &value);
+  return value;
+}
+
+/// rows[len × ld] → lanes[n × stride]; lanes beyond len become 0.
+template <typename T>
+void to_lanes(const T* rows, int ld, int len, int n, T* lanes, int stride) {
+  for (int c = 0; c < stride; ++c) {
+    for (int i = 0; i < n; ++i) lanes[static_cast<std::int64_t>(i) * stride + c] = c < len ? rows[c * ld + i] : T{0};
+  }
+}
+
+template <typename T>
+void to_rows(const T* lanes, int stride, int len, int n, T* rows, int ld) {
+  for (int c = 0; c < len; ++c) {
+    for (int i = 0; i < n; ++i) rows[c * ld + i] = lanes[static_cast<std::int64_t>(i) * stride + c];
+    for (int i = n; i < ld; ++i) rows[c * ld + i] = T{0};
+  }
+}
+
+template <typename T>
+bool all_finite(const T* row, int n) {
+  bool finite = true;
+  for (int i = 0; i < n; ++i) finite &= std::isfinite(row[i]);
+  return finite;
+}
+
+/// out[c] = Σ_i a[i][c] b[i][c], one dot product per token.
+template <typename T>
+void lane_dot(const T* a, const T* b, int n, int lanes, T* out) {
+  for (int c = 0; c < lanes; c += kLanes<T>) {
+    Vec<T> sum{};
+    for (int i = 0; i < n; ++i) sum += load(a + i * lanes + c) * load(b + i * lanes + c);
+    store(out + c, sum);
+  }
+}
+
+/// A state as the kernels walk with it: rows padded, h symmetric.
+template <typename T>
+struct StatePair {
+  Buffer<T> h, u;
+  int ldh = 0, ldu = 0;
+
+  StatePair() = default;
+  explicit StatePair(const Sizes& s) { allocate(s); }
+  void allocate(const Sizes& s) {
+    ldh = row_stride<T>(s.dim);
+    ldu = row_stride<T>(s.values);
+    if (s.solves) h.resize(static_cast<std::int64_t>(s.dim) * ldh);
+    if (s.remembers) u.resize(static_cast<std::int64_t>(s.dim) * ldu);
+  }
+};
+
+/// Contiguous [rows × n] → padded rows, zero where there is no source.
+template <typename T>
+void unpack_matrix(const T* from, int rows, int n, T* to, int ld) {
+  for (int i = 0; i < rows; ++i) {
+    T* row = to + static_cast<std::int64_t>(i) * ld;
+    for (int j = 0; j < n; ++j) row[j] = from == nullptr ? T{0} : from[static_cast<std::int64_t>(i) * n + j];
+    for (int j = n; j < ld; ++j) row[j] = T{0};
+  }
+}
+
+template <typename T>
+void pack_matrix(const T* from, int ld, int rows, int n, T* to) {
+  for (int i = 0; i < rows; ++i) std::memcpy(to + static_cast<std::int64_t>(i) * n, from + i * ld, sizeof(T) * n);
+}
+
+template <typename T>
+void symmetrise(T* m, int n, int ld) {
+  for (int i = 0; i < n; ++i) {
+    for (int j = 0; j < i; ++j) m[i * ld + j] = m[j * ld + i] = (m[i * ld + j] + m[j * ld + i]) / 2;
+  }
+}
+
+template <typename T>
+void fill_nan(T* m, std::int64_t n) {
+  std::fill(m, m + n, std::numeric_limits<T>::quiet_NaN());
+}
+
+/// ‖m‖_F in float64 whatever the scale of m.
+template <typename T>
+double frobenius(const T* m, int rows, int ld) {
+  const auto norm = [&](double scale) {
+    const int n = rows * ld;
+    double sums[8] = {};
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+      for (int j = 0; j < 8; ++j) sums[j] += (m[i + j] * scale) * (m[i + j] * scale);
+    }
+    double total = 0;
+    for (; i < n; ++i) total += (m[i] * scale) * (m[i] * scale);
+    for (const double s : sums) total += s;
+    return std::sqrt(total);
+  };
+  const double plain = norm(1.0);
+  if constexpr (sizeof(T) == 8) {
+    // Squares of float64 leave the range of float64; rescale by a power of two and try again.
+    if (plain < 1e-140) return norm(0x1p+500) * 0x1p-500;
+    if (plain > 1e+140) return norm(0x1p-500) * 0x1p+500;
+  }
+  return plain;
+}
+
+/// Everything the passes know of one chunk before they touch a state: its tokens and gates.
+template <typename T>
+struct Chunk {
+  Sizes size;
+  int ldk, ldv;
+  int len = 0;    // tokens
+  int lanes = 0;  // len in whole vectors
+
+  Buffer<T> k, v;           // [len × ldk], [len × ldv]: token-major
+  Buffer<T> q, kt, vt;      // [D × lanes], [D × lanes], [V × lanes] (vt only where asked for)
+  Buffer<T> row;            // one row for conversions
+  double gamma[kMaxChunk], beta[kMaxChunk], alpha[kMaxChunk];
+  Decay key_decay_storage, value_decay;
+  const Decay* key_decay = nullptr;
+
+  // The first token whose write is not finite (len if none): it and all later ones are lost, no earlier one is
+  // touched. A sum over tokens with zero weights would spread it, so its key and value are taken as 0 in products.
+  int first_bad_key = 0, first_bad_value = 0;
+
+  explicit Chunk(const Sizes& s) : size(s), ldk(row_stride<T>(s.dim)), ldv(row_stride<T>(s.values)) {
+    k.resize(static_cast<std::int64_t>(s.chunk) * ldk);
+    kt.resize(static_cast<std::int64_t>(s.dim) * kMaxChunk);
+    q.resize(static_cast<std::int64_t>(s.dim) * kMaxChunk);
+    row.resize(static_cast<std::int64_t>(s.chunk) * std::max(ldk, ldv));
+    if (s.remembers) {
+      v.resize(static_cast<std::int64_t>(s.chunk) * ldv);
+      vt.resize(static_cast<std::int64_t>(s.values) * kMaxChunk);
+    }
+  }
+
+  struct Needs {
+    bool queries = true;
+    bool key_lanes = true;
+    bool value_lanes = false;
+  };
+
+  void load(const Problem& p, std::int64_t b, std::int64_t t, std::int64_t head, int length, Needs needs) {
+    len = length;
+    lanes = padded<T>(len);
+    load_gates(p, b, t, head);
+    first_bad_key = load_rows(p.k, b, t, head, size.dim, k, ldk, len);
+    for (int c = 0; c < first_bad_key; ++c) {
+      if (!std::isfinite(beta[c]) || std::isnan(gamma[c])) first_bad_key = c;
+    }
+    first_bad_value = first_bad_key;
+    if (size.remembers) {
+      first_bad_value = std::min(first_bad_key, load_rows(p.v, b, t, head, size.values, v, ldv, len));
+      clear_from(v, ldv, first_bad_value);
+      if (needs.value_lanes) to_lanes<T>(v, ldv, len, size.values, vt, lanes);
+    }
+    clear_from(k, ldk, first_bad_key);
+    for (int c = first_bad_key; c < len; ++c) beta[c] = gamma[c] = 0;
+    key_decay_storage.set(gamma, len);
+    key_decay = &key_decay_storage;
+    if (!p.options.decay_keys) set_undecayed_keys(p);
+    if (needs.key_lanes) to_lanes<T>(k, ldk, len, size.dim, kt, lanes);
+    if (needs.queries) load_lanes(p.q, b, t, head, size.dim, q);
+  }
+
+  const Decay& values_decay() const { return key_decay == &key_decay_storage ? key_decay_storage : value_decay; }
+
+  /// Any [.., n]-vector per token, as lanes.
+  void load_lanes(const View& view, std::int64_t b, std::int64_t t, std::int64_t head, int n, T* to) {
+    const int ld = padded<T>(n);
+    for (int c = 0; c < len; ++c) read_row(view, offset(view, b, t + c, head), n, row + c * ld);
+    to_lanes<T>(row, ld, len, n, to, lanes);
+  }
+
+  void store_lanes(const View& view, std::int64_t b, std::int64_t t, std::int64_t head, int n, const T* from) {
+    const int ld = padded<T>(n);
+    to_rows<T>(from, lanes, len, n, row, ld);
+    for (int c = 0; c < len; ++c) write_row<T>(view, offset(view, b, t + c, head), n, row + c * ld);
+  }
+
+ private:
+  void load_gates(const Problem& p, std::int64_t b, std::int64_t t, std::int64_t head) {
+    for (int c = 0; c < len; ++c) {
+      gamma[c] = p.log_decay ? std::exp(read_gate(p.log_decay, offset(p.log_decay, b, t + c, head), 0)) : 1.0;
+      beta[c] = read_gate(p.beta, offset(p.beta, b, t + c, head), 1);
+      alpha[c] = read_gate(p.alpha, offset(p.alpha, b, t + c, head), 1);
+    }
+  }
+
+  /// Returns the first row that is not finite.
+  int load_rows(const View& view, std::int64_t b, std::int64_t t, std::int64_t head, int n, T* to, int ld, int count) {
+    int bad = count;
+    for (int c = 0; c < count; ++c) {
+      T* at = to + static_cast<std::int64_t>(c) * ld;
+      read_row(view, offset(view, b, t + c, head), n, at);
+      for (int i = n; i < ld; ++i) at[i] = T{0};
+      if (c < bad && !all_finite(at, n)) bad = c;
+    }
+    return bad;
+  }
+
+  void clear_from(T* rows, int ld, int from) {
+    std::fill(rows + static_cast<std::int64_t>(from) * ld, rows + static_cast<std::int64_t>(len) * ld, T{0});
+  }
+
+  void set_undecayed_keys(const Problem& p) {
+    if (!p.log_decay) return;
+    value_decay = key_decay_storage;
+    double ones[kMaxChunk];
+    std::fill(ones, ones + kMaxChunk, 1.0);
+    key_decay_undecayed.set(ones, len);
+    key_decay = &key_decay_undecayed;
+  }
+
+  Decay key_decay_undecayed;
+};
+
+/// rows *= zeta, in two steps where zeta itself would lose bits to underflow before the product does.
+template <typename T>
+void scale_by(T* rows, std::int64_t n, double zeta) {
+  if (zeta == 1) return;
+  const bool tiny = zeta != 0 && zeta < std::sqrt(static_cast<double>(std::numeric_limits<T>::min()));
+  const T factor = static_cast<T>(tiny ? std::sqrt(zeta) : zeta);
+  for (std::int64_t i = 0; i < n; ++i) rows[i] *= factor;
+  if (tiny) {
+    for (std::int64_t i = 0; i < n; ++i) rows[i] *= factor;
+  }
+}
+
+/// state ← ζ_C state + Σ_j M_jC β_j k_j (k_j or v_j)ᵀ, for rows [from, to). h gets √weight on both sides, so that it
+/// stays symmetric to the last bit.
+template <typename T>
+void advance_keys(const Chunk<T>& c, T* h, int ld, int from, int to, T* scratch) {
+  T* rows = h + static_cast<std::int64_t>(from) * ld;
+  const std::int64_t n = static_cast<std::int64_t>(to - from) * ld;
+  if (c.first_bad_key < c.len) return fill_nan(rows, n);
+  for (int j = 0; j < c.len; ++j) {
+    const T weight = static_cast<T>(std::sqrt(c.key_decay->end(j, c.len) * c.beta[j]));
+    for (int i = 0; i < c.ldk; ++i) scratch[j * c.ldk + i] = weight * c.k[j * c.ldk + i];
+  }
+  scale_by(rows, n, c.key_decay->zeta[c.len - 1]);
+  gemm<T>(to - from, padded<T>(c.size.dim), c.len, {scratch + from, 1, c.ldk}, scratch, c.ldk, rows, ld, true);
+}
+
+template <typename T>
+void advance_values(const Chunk<T>& c, T* u, int ld, int from, int to, T* scratch) {
+  T* rows = u + static_cast<std::int64_t>(from) * ld;
+  const std::int64_t n = static_cast<std::int64_t>(to - from) * ld;
+  if (c.first_bad_value < c.len) return fill_nan(rows, n);
+  const Decay& decay = c.values_decay();
+  for (int j = 0; j < c.len; ++j) {
+    const T weight = static_cast<T>(decay.end(j, c.len) * c.beta[j]);
+    for (int i = 0; i < c.ldv; ++i) scratch[j * c.ldv + i] = weight * c.v[j * c.ldv + i];
+  }
+  scale_by(rows, n, decay.zeta[c.len - 1]);
+  gemm<T>(to - from, padded<T>(c.size.values), c.len, {c.k + from, 1, c.ldk}, scratch, c.ldv, rows, ld, true);
+}
+
+}  // namespace gka::kernels::cpu::GKA_ISA

@@ -1,0 +1,209 @@
+// Forward: carry the states from segment to segment, then solve all segments at once, each walking its own chunks.
+#include <memory>
+
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/isa/entry.h"
+#include "kernels/cpu/isa/recall.h"
+#include "kernels/cpu/isa/solvers.h"
+#include "kernels/cpu/isa/states.h"
+
+namespace gka::kernels::cpu::GKA_ISA {
+namespace {
+
+template <typename T>
+struct Workspace {
+  Chunk<T> chunk;
+  Operator<T> op;
+  LaneSolver<T> solver;
+  Recall<T> recall;
+  StatePair<T> state;
+  Buffer<T> x, o, scratch;
+
+  Workspace(const Sizes& s, const Options& options)
+      : chunk(s),
+        op(s),
+        solver(s, options, false),
+        recall(s),
+        state(s),
+        x(static_cast<std::int64_t>(s.dim) * kMaxChunk),
+        o(static_cast<std::int64_t>(std::max(s.dim, s.values)) * kMaxChunk),
+        scratch(static_cast<std::int64_t>(s.chunk) * std::max(chunk.ldk, chunk.ldv)) {}
+};
+
+/// [batch, tokens, heads, key_dim], contiguous.
+template <typename T>
+View saved_x_view(const Problem& p, T* data) {
+  return {.data = data,
+          .dtype = sizeof(T) == 8 ? DType::float64 : DType::float32,
+          .batch_stride = p.tokens * p.heads * p.key_dim,
+          .token_stride = p.heads * p.key_dim,
+          .head_stride = p.key_dim};
+}
+
+template <typename T>
+void mark_lost(T* values, int rows, int lanes, int c) {
+  for (int i = 0; i < rows; ++i) values[i * lanes + c] = std::numeric_limits<T>::quiet_NaN();
+}
+
+template <typename T>
+void write_report(const Problem& p, const Report& report, Workspace<T>& w, std::int64_t b, std::int64_t t,
+                  std::int64_t head) {
+  const int lanes = w.chunk.lanes, dim = w.chunk.size.dim;
+  T* residual = w.o;  // free until the values are asked
+  w.op.apply_to(w.x, residual);
+  for (int i = 0; i < dim * lanes; ++i) residual[i] -= w.chunk.q[i];
+  for (int c = 0; c < w.chunk.len; ++c) {
+    const std::int64_t token = (b * p.tokens + t + c) * p.heads + head;
+    const double sigma = w.op.sigma[c];
+    double with_ridge = 0, without = 0, variance = 0, mean_ridge = 0;
+    for (int i = 0; i < dim; ++i) {
+      const double x = w.x[i * lanes + c], plain = residual[i * lanes + c], q = w.chunk.q[i * lanes + c];
+      const double ridge = w.op.diagonal ? static_cast<double>(w.op.ridge_row[i]) : w.op.rho[c];
+      const double full = plain + ridge * x;
+      with_ridge += full * full;
+      without += plain * plain;
+      variance += q * x * sigma;
+      mean_ridge += ridge / dim;
+      if (report.x != nullptr) report.x[token * dim + i] = x * sigma;
+    }
+    const bool lost = w.op.lost(c);
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    const double lambda = p.options.ridge_mode == RidgeMode::adaptive ? p.options.ridge * w.op.norm[c]
+                          : w.op.diagonal                             ? mean_ridge
+                                                                      : p.options.ridge;
+    const auto put = [&](double* to, double value) {
+      if (to != nullptr) to[token] = lost ? nan : value;
+    };
+    put(report.norm, w.op.norm[c]);
+    put(report.ridge, lambda);
+    put(report.residual, std::sqrt(with_ridge));
+    put(report.true_residual, std::sqrt(without));
+    put(report.variance, variance);
+    for (int i = 0; lost && report.x != nullptr && i < dim; ++i) report.x[token * dim + i] = nan;
+  }
+}
+
+/// x̃ of every token of the chunk into w.x; keeps what the backward pass and the report want.
+template <typename T>
+void solve_chunk(const Problem& p, const Outputs& out, Workspace<T>& w, std::int64_t b, std::int64_t t,
+                 std::int64_t head) {
+  w.op.set(w.chunk, w.state.h, w.state.ldh, p.options, head);
+  w.solver.solve(w.op, w.chunk.q, w.x);
+  const int dim = w.chunk.size.dim;
+  for (int c = 0; c < w.chunk.len; ++c) {
+    if (w.op.lost(c)) mark_lost<T>(w.x, dim, w.chunk.lanes, c);
+  }
+  if (out.saved.x != nullptr) {
+    const View view = saved_x_view<T>(p, static_cast<T*>(out.saved.x));
+    w.chunk.store_lanes(view, b, t, head, dim, w.x);
+    for (int c = 0; c < w.chunk.len; ++c) out.saved.norm[(b * p.tokens + t + c) * p.heads + head] = w.op.norm[c];
+  }
+  const Report& r = out.report;
+  if (r.norm || r.ridge || r.residual || r.true_residual || r.variance || r.x) write_report(p, r, w, b, t, head);
+}
+
+template <typename T>
+void answer_chunk(const Problem& p, const Outputs& out, Workspace<T>& w, std::int64_t b, std::int64_t t,
+                  std::int64_t head) {
+  const int lanes = w.chunk.lanes, len = w.chunk.len;
+  if (!w.chunk.size.remembers) {
+    for (int i = 0; i < w.chunk.size.dim; ++i) {
+      for (int c = 0; c < len; ++c) w.o[i * lanes + c] = w.x[i * lanes + c] * static_cast<T>(w.op.sigma[c]);
+    }
+    for (int c = 0; c < len; ++c) {
+      if (w.op.lost(c)) mark_lost<T>(w.o, w.chunk.size.dim, lanes, c);
+    }
+    w.chunk.store_lanes(out.o, b, t, head, w.chunk.size.dim, w.o);
+    return;
+  }
+  w.recall.set(p, w.chunk, w.chunk.size.solves ? &w.op : nullptr);
+  w.recall.mix(w.chunk, w.chunk.size.solves ? w.x.get() : nullptr);
+  w.recall.read(w.chunk, w.state.u, w.state.ldu, p.options.scale, w.o);
+  for (int c = 0; c < len; ++c) {
+    if (c >= w.chunk.first_bad_value || (w.chunk.size.solves && w.op.lost(c))) {
+      mark_lost<T>(w.o, w.chunk.size.values, lanes, c);
+    }
+  }
+  w.chunk.store_lanes(out.o, b, t, head, w.chunk.size.values, w.o);
+}
+
+template <typename T>
+void run_segment(const Problem& p, const Outputs& out, const Segment& segment, const SegmentStates<T>& states,
+                 std::int64_t head, Workspace<T>& w) {
+  const Sizes& s = w.chunk.size;
+  if (s.solves) unpack_matrix(states.h_at(segment.index, head), s.dim, s.dim, w.state.h.get(), w.state.ldh);
+  if (s.remembers) unpack_matrix(states.u_at(segment.index, head), s.dim, s.values, w.state.u.get(), w.state.ldu);
+  const std::int64_t b = segment.tokens.batch, end = segment.tokens.begin + segment.tokens.length;
+  const bool wants_final = segment.last && (out.h != nullptr || out.u != nullptr);
+  for (std::int64_t t = segment.tokens.begin; t < end; t += s.chunk) {
+    const int len = static_cast<int>(std::min<std::int64_t>(s.chunk, end - t));
+    w.chunk.load(p, b, t, head, len, {});
+    if (s.solves) solve_chunk(p, out, w, b, t, head);
+    if (out.o) answer_chunk(p, out, w, b, t, head);
+    if (t + len == end && !wants_final) break;
+    if (s.solves) advance_keys<T>(w.chunk, w.state.h, w.state.ldh, 0, s.dim, w.scratch);
+    if (s.remembers) advance_values<T>(w.chunk, w.state.u, w.state.ldu, 0, s.dim, w.scratch);
+  }
+  if (!wants_final) return;
+  const std::int64_t slot = segment.sequence * p.heads + head;
+  if (out.h != nullptr && s.solves) {
+    pack_matrix<T>(w.state.h, w.state.ldh, s.dim, s.dim, static_cast<T*>(out.h) + slot * s.dim * s.dim);
+  }
+  if (out.u != nullptr && s.remembers) {
+    pack_matrix<T>(w.state.u, w.state.ldu, s.dim, s.values, static_cast<T*>(out.u) + slot * s.dim * s.values);
+  }
+}
+
+/// A sequence without tokens hands its state through.
+template <typename T>
+void pass_states_through(const Problem& p, const Outputs& out) {
+  const int dim = static_cast<int>(p.key_dim), values = static_cast<int>(p.value_dim);
+  for (std::int64_t n = 0; n < p.sequences; ++n) {
+    if (sequence(p, n).length > 0) continue;
+    for (std::int64_t head = 0; head < p.heads; ++head) {
+      const std::int64_t slot = n * p.heads + head;
+      if (out.h && solves(p)) load_initial_keys(p, n, head, static_cast<T*>(out.h) + slot * dim * dim, dim);
+      if (out.u && remembers_values(p)) load_initial_values(p, n, head, static_cast<T*>(out.u) + slot * dim * values, values);
+    }
+  }
+}
+
+template <typename T>
+void forward_as(const Problem& p, const Outputs& out, const Executor& executor) {
+  const Plan plan = make_plan(p);
+  const Sizes sizes = sizes_of(p);
+  const auto segments = static_cast<std::int64_t>(plan.segments.size());
+  Buffer<T> own_h, own_u;
+  SegmentStates<T> states{.h = static_cast<T*>(out.saved.h),
+                          .u = static_cast<T*>(out.saved.u),
+                          .heads = p.heads,
+                          .dim = p.key_dim,
+                          .values = p.value_dim};
+  if (sizes.solves && states.h == nullptr) {
+    own_h.resize(segments * p.heads * p.key_dim * p.key_dim);
+    states.h = own_h;
+  }
+  if (sizes.remembers && states.u == nullptr) {
+    own_u.resize(segments * p.heads * p.key_dim * p.value_dim);
+    states.u = own_u;
+  }
+  walk_states(p, plan, states, executor);
+  parallel_tasks(
+      executor, segments * p.heads, [&] { return std::make_unique<Workspace<T>>(sizes, p.options); },
+      [&](std::int64_t task, Workspace<T>& w) {
+        run_segment(p, out, plan.segments[task / p.heads], states, task % p.heads, w);
+      });
+  pass_states_through<T>(p, out);
+}
+
+}  // namespace
+
+void forward(const Problem& problem, const Outputs& outputs, const Executor& executor) {
+  if (state_dtype(problem) == DType::float64) {
+    forward_as<double>(problem, outputs, executor);
+  } else {
+    forward_as<float>(problem, outputs, executor);
+  }
+}
+
+}  // namespace gka::kernels::cpu::GKA_ISA

@@ -1,0 +1,207 @@
+// One token for many sequences, states in place. The state is read and written once; the solve then runs on H_t
+// itself, which for D = 128 stays in the second-level cache: y = Σ_d H[d, :] x_d, columns as lanes, H symmetric.
+//
+// Chebyshev with a scalar ridge takes this path. Everything else (other solvers, a diagonal ridge) is a chunk of one
+// token.
+#include <memory>
+
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/isa/entry.h"
+#include "kernels/cpu/isa/recall.h"
+#include "kernels/cpu/isa/solvers.h"
+#include "kernels/cpu/plan.h"
+
+namespace gka::kernels::cpu::GKA_ISA {
+namespace {
+
+inline constexpr int kMaxDim = 256;
+
+/// y = H x for symmetric H by rows of whole vectors; kColumns vectors of y at a time stay in registers.
+template <typename T, int kColumns>
+void symmetric_columns(const T* h, int ld, int dim, const T* x, T* y) {
+  Vec<T> sum[kColumns] = {};
+  for (int d = 0; d < dim; ++d) {
+    const Vec<T> xd = broadcast(x[d]);
+    const T* row = h + static_cast<std::int64_t>(d) * ld;
+#pragma GCC unroll 8
+    for (int j = 0; j < kColumns; ++j) sum[j] += load(row + j * kLanes<T>) * xd;
+  }
+  for (int j = 0; j < kColumns; ++j) store(y + j * kLanes<T>, sum[j]);
+}
+
+template <typename T>
+void symmetric_product(const T* h, int ld, int dim, const T* x, T* y) {
+  int c = 0;
+  for (; c + 8 * kLanes<T> <= ld; c += 8 * kLanes<T>) symmetric_columns<T, 8>(h + c, ld, dim, x, y + c);
+  for (; c + 2 * kLanes<T> <= ld; c += 2 * kLanes<T>) symmetric_columns<T, 2>(h + c, ld, dim, x, y + c);
+  for (; c < ld; c += kLanes<T>) symmetric_columns<T, 1>(h + c, ld, dim, x, y + c);
+}
+
+template <typename T>
+struct Token {
+  T q[kMaxDim + 64], k[kMaxDim + 64], v[kMaxDim + 64], x[kMaxDim + 64], before[kMaxDim + 64], y[kMaxDim + 64];
+  double gamma, beta, alpha;
+};
+
+template <typename T>
+struct Workspace {
+  Token<T> token;
+  Buffer<T> h;  // a padded copy, where the pool's rows are not whole vectors
+};
+
+template <typename T>
+void read_token(const Step& s, std::int64_t b, std::int64_t head, Token<T>& t) {
+  const int dim = static_cast<int>(s.key_dim), values = static_cast<int>(s.value_dim);
+  std::memset(static_cast<void*>(&t), 0, sizeof t);
+  read_row(s.q, offset(s.q, b, 0, head), dim, t.q);
+  read_row(s.k, offset(s.k, b, 0, head), dim, t.k);
+  read_row(s.v, offset(s.v, b, 0, head), values, t.v);
+  t.gamma = s.log_decay ? std::exp(read_gate(s.log_decay, offset(s.log_decay, b, 0, head), 0)) : 1.0;
+  t.beta = read_gate(s.beta, offset(s.beta, b, 0, head), 1);
+  t.alpha = read_gate(s.alpha, offset(s.alpha, b, 0, head), 1);
+}
+
+/// H ← γH + βkkᵀ in the pool. Returns H by rows of whole vectors.
+template <typename T>
+const T* write_key(const Step& s, Workspace<T>& w, T* h, int& ld) {
+  const int dim = static_cast<int>(s.key_dim);
+  const Token<T>& t = w.token;
+  const T gamma = static_cast<T>(s.options.decay_keys ? t.gamma : 1.0), root = static_cast<T>(std::sqrt(t.beta));
+  T scaled[kMaxDim];
+  for (int i = 0; i < dim; ++i) scaled[i] = root * t.k[i];
+  for (int i = 0; i < dim; ++i) {
+    T* row = h + static_cast<std::int64_t>(i) * dim;
+    for (int j = 0; j < dim; ++j) row[j] = gamma * row[j] + scaled[i] * scaled[j];
+  }
+  ld = padded<T>(dim);
+  if (ld == dim) return h;
+  unpack_matrix<T>(h, dim, dim, w.h, ld);
+  return w.h;
+}
+
+/// x̃ into t.x; returns σ (0: nothing to solve, x̃ = 0).
+template <typename T>
+double solve_token(const Step& s, const T* h, int ld, std::int64_t iterations, Token<T>& t) {
+  const int dim = static_cast<int>(s.key_dim);
+  const double f = frobenius(h, dim, ld);
+  const bool adaptive = s.options.ridge_mode == RidgeMode::adaptive;
+  const double sigma = adaptive ? (f > 0 ? 1 / f : 0) : 1 / (f + s.options.ridge);
+  const double rho = adaptive ? s.options.ridge : s.options.ridge * sigma;
+  if (!(sigma > 0) || sigma > static_cast<double>(std::numeric_limits<T>::max())) return std::isnan(f) ? f : 0;
+  Schedule schedule(Solver::chebyshev, adaptive ? 1 + rho : 1, rho);
+  const T start = static_cast<T>(schedule.start().s), scale = static_cast<T>(sigma), ridge = static_cast<T>(rho);
+  T* now = t.x;
+  T* before = t.before;
+  for (int i = 0; i < dim; ++i) now[i] = start * t.q[i];
+  for (std::int64_t n = 1; n <= iterations; ++n) {
+    const Coefficients k = schedule.step(n);
+    const T step = static_cast<T>(k.s), momentum = static_cast<T>(k.m);
+    symmetric_product<T>(h, ld, dim, now, t.y);
+    for (int i = 0; i < dim; ++i) {
+      const T gradient = scale * t.y[i] + ridge * now[i] - t.q[i];
+      before[i] = now[i] + momentum * (now[i] - before[i]) - step * gradient;
+    }
+    std::swap(now, before);
+  }
+  if (now != t.x) std::memcpy(t.x, now, sizeof(T) * dim);
+  return sigma;
+}
+
+/// U ← γU + βkvᵀ and o = s Uᵀ(q + α(x − q)), in one pass over U.
+template <typename T>
+void write_and_read_values(const Step& s, std::int64_t b, std::int64_t head, double sigma, T* u, Token<T>& t) {
+  const int dim = static_cast<int>(s.key_dim), values = static_cast<int>(s.value_dim);
+  const T gamma = static_cast<T>(t.gamma), beta = static_cast<T>(t.beta);
+  // Row by row with σU and x̃, not U and σx̃: see recall.h.
+  const bool solved = sigma > 0;
+  const double tau = solved ? 1 / sigma : 1;
+  const T from_x = solved ? static_cast<T>(t.alpha) : T{0}, from_q = static_cast<T>((1 - t.alpha) * tau);
+  const T scale = static_cast<T>(solved ? sigma : 1);
+  std::fill(t.y, t.y + values, T{0});
+  for (int d = 0; d < dim; ++d) {
+    T* row = u + static_cast<std::int64_t>(d) * values;
+    const T weight = beta * t.k[d];
+    const T z = (from_x != 0 ? from_x * t.x[d] : T{0}) + (from_q != 0 ? from_q * t.q[d] : T{0});
+    for (int j = 0; j < values; ++j) {
+      row[j] = gamma * row[j] + weight * t.v[j];
+      t.y[j] += (scale * row[j]) * z;
+    }
+  }
+  const T output_scale = static_cast<T>(std::isnan(sigma) ? sigma : s.options.scale);
+  for (int j = 0; j < values; ++j) t.y[j] *= output_scale;
+  write_row<T>(s.o, offset(s.o, b, 0, head), values, t.y);
+}
+
+std::int64_t slot_of(const Step& s, std::int64_t b) { return s.state_indices != nullptr ? s.state_indices[b] : b; }
+std::int64_t iterations_of(const Step& s, std::int64_t b) {
+  return s.iterations != nullptr ? s.iterations[b] : s.options.iterations;
+}
+
+template <typename T>
+void step_directly(const Step& s, const Executor& executor) {
+  const int dim = static_cast<int>(s.key_dim);
+  const auto workspace = [&] {
+    auto w = std::make_unique<Workspace<T>>();
+    w->h.resize(static_cast<std::int64_t>(dim) * padded<T>(dim));
+    return w;
+  };
+  parallel_tasks(executor, s.batch * s.heads, workspace, [&](std::int64_t task, Workspace<T>& w) {
+    const std::int64_t b = task / s.heads, head = task % s.heads, at = slot_of(s, b) * s.heads + head;
+    read_token(s, b, head, w.token);
+    int ld = 0;
+    const T* h = write_key(s, w, static_cast<T*>(s.h) + at * s.key_dim * s.key_dim, ld);
+    const double sigma = solve_token(s, h, ld, iterations_of(s, b), w.token);
+    write_and_read_values(s, b, head, sigma, static_cast<T*>(s.u) + at * s.key_dim * s.value_dim, w.token);
+  });
+}
+
+/// A batch of sequences of one token each, from and to the pool.
+void step_as_chunks(const Step& s, const Executor& executor) {
+  const bool wide = s.q.dtype == DType::float64;
+  const std::int64_t bytes = wide ? 8 : 4;
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    Problem p{.batch = 1, .tokens = 1, .heads = s.heads, .key_dim = s.key_dim, .value_dim = s.value_dim, .sequences = 1};
+    const auto row = [&](View view) {
+      if (view) view.data = static_cast<char*>(view.data) + b * view.batch_stride * with_type(view.dtype, [](auto t) { return sizeof t; });
+      return view;
+    };
+    p.q = row(s.q);
+    p.k = row(s.k);
+    p.v = row(s.v);
+    p.log_decay = row(s.log_decay);
+    p.beta = row(s.beta);
+    p.alpha = row(s.alpha);
+    char* h = static_cast<char*>(s.h) + slot_of(s, b) * s.heads * s.key_dim * s.key_dim * bytes;
+    char* u = static_cast<char*>(s.u) + slot_of(s, b) * s.heads * s.key_dim * s.value_dim * bytes;
+    p.h0 = h;
+    p.u0 = u;
+    p.options = s.options;
+    p.options.iterations = iterations_of(s, b);
+    Outputs out;
+    out.o = row(s.o);
+    out.h = h;
+    out.u = u;
+    forward(p, out, executor);
+  }
+}
+
+}  // namespace
+
+void step(const Step& s, const Executor& executor) {
+  if (s.options.solver != Solver::chebyshev || s.options.ridge_diagonal != nullptr) {
+    step_as_chunks(s, executor);
+  } else if (s.q.dtype == DType::float64) {
+    step_directly<double>(s, executor);
+  } else {
+    step_directly<float>(s, executor);
+  }
+}
+
+#define GKA_TEXT_OF(x) #x
+#define GKA_TEXT(x) GKA_TEXT_OF(x)
+const InstructionSet kInstructionSet{
+    .name = GKA_TEXT(GKA_ISA), .forward = forward, .backward = backward, .step = step};
+#undef GKA_TEXT
+#undef GKA_TEXT_OF
+
+}  // namespace gka::kernels::cpu::GKA_ISA

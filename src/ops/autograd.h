@@ -1,0 +1,29 @@
+// The operators' kernels above the backends, boxed: gradients and autocast.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "gka/kernels.h"
+
+namespace gka::ops {
+
+/// gated_kalmanet, ridge_solve, linear_memory: the same operator by its part, without and with a gradient.
+template <kernels::Part part>
+void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+template <kernels::Part part>
+void differentiate_part(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+/// For gated_kalmanet_backward: its results can be used, but not differentiated once more.
+void differentiable_once(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+/// For gated_kalmanet_step and gated_kalmanet_forward: refuses inputs that require a gradient.
+void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+/// For gated_kalmanet_report: results without a gradient.
+void ignore_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+/// For gated_kalmanet_step: tells autograd that h and u have changed, so that a graph that kept them complains.
+void mark_states_changed(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+/// Casts q, k and v to autocast's type; gates and states stay as they are.
+void autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+}  // namespace gka::ops

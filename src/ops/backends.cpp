@@ -1,0 +1,115 @@
+#include "ops/backends.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <exception>
+
+#ifndef GKA_VERSION
+#error "GKA_VERSION, the version as a string, comes from the build"
+#endif
+
+namespace gka {
+namespace ops {
+namespace {
+
+std::string takes_everything(const CallInfo&) { return ""; }
+
+std::string reference_detail() {
+  return "float64, one token at a time; the definition the others are tested against, reached through gka::kernels";
+}
+
+std::string cpu_detail() {
+  const int threads = at::get_num_threads();
+  return std::string(kernels::cpu::instruction_set()) + ", " + std::to_string(threads) +
+         (threads == 1 ? " thread" : " threads");
+}
+
+std::string not_built() { return "not part of this version of gka"; }
+
+constexpr Backend kBackends[] = {
+    {.name = "reference", .device = "", .built = true, .refuses = takes_everything, .detail = reference_detail},
+    {.name = "cpu",
+     .device = "cpu",
+     .built = true,
+     .refuses = takes_everything,
+     .detail = cpu_detail,
+     .forward = [](const auto& problem,
+                   const auto& outputs) { kernels::cpu::forward(problem, outputs, torch_executor()); },
+     .backward = [](const auto& problem, const auto& saved,
+                    const auto& gradients) { kernels::cpu::backward(problem, saved, gradients, torch_executor()); },
+     .step = [](const auto& step) { kernels::cpu::step(step, torch_executor()); }},
+    {.name = "hopper", .device = "cuda", .detail = not_built},
+    {.name = "cuda", .device = "cuda", .detail = not_built},
+};
+
+std::string built_names() {
+  std::string names;
+  for (const auto& backend : kBackends) {
+    if (!backend.built || backend.device.empty()) continue;
+    if (!names.empty()) names += ", ";
+    names += backend.name;
+  }
+  return names;
+}
+
+struct Choice {
+  const Backend* backend = nullptr;
+  std::string reason;
+};
+
+/// The first backend of the device that takes the call; the reason tells about those passed over.
+Choice choose(const CallInfo& call) {
+  std::string passed_over;
+  for (const auto& backend : kBackends) {
+    if (backend.device != call.device) continue;
+    const auto refusal = backend.built ? backend.refuses(call) : backend.detail();
+    if (refusal.empty()) {
+      return {&backend, passed_over + "the " + std::string(backend.name) + " kernels take every call on this device"};
+    }
+    passed_over += std::string(backend.name) + ": " + refusal + "; ";
+  }
+  if (passed_over.empty())
+    return {nullptr, "no kernels for the device " + call.device + " (built: " + built_names() + ")"};
+  return {nullptr, passed_over + "built: " + built_names()};
+}
+
+}  // namespace
+
+std::span<const Backend> backend_table() { return kBackends; }
+
+const Backend& backend_for(std::string_view op, const CallInfo& call) {
+  const auto choice = choose(call);
+  if (choice.backend == nullptr) {
+    throw c10::NotImplementedError(std::string(op) + ": q takes a device this build has kernels for, got " +
+                                   call.device + " (" + choice.reason + ")");
+  }
+  return *choice.backend;
+}
+
+}  // namespace ops
+
+const char* version() { return GKA_VERSION; }
+
+std::vector<BackendInfo> backends() {
+  std::vector<BackendInfo> list;
+  for (const auto& backend : ops::backend_table()) {
+    BackendInfo info{
+        .name = std::string(backend.name), .built = backend.built, .available = backend.built, .detail = ""};
+    try {
+      info.detail = backend.detail();
+    } catch (const std::exception& error) {  // GKA_CPU asks for an instruction set that this machine lacks
+      info.available = false;
+      info.detail = error.what();
+    }
+    list.push_back(std::move(info));
+  }
+  return list;
+}
+
+KernelChoice choose_kernel(const CallInfo& call) {
+  const auto choice = ops::choose(call);
+  return {.kernel = choice.backend == nullptr ? "" : std::string(choice.backend->name), .reason = choice.reason};
+}
+
+}  // namespace gka

@@ -1,0 +1,263 @@
+#include "ops/run.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstdlib>
+#include <initializer_list>
+#include <string>
+
+#include "ops/arguments.h"
+#include "ops/backends.h"
+#include "ops/checks.h"
+
+namespace gka::ops {
+namespace {
+
+using kernels::Part;
+using kernels::View;
+
+// ---- Tensors as the kernels see them ----------------------------------------------------------------------------
+
+bool has_contiguous_channels(const at::Tensor& tensor) { return tensor.stride(-1) == 1 || tensor.size(-1) <= 1; }
+
+void make_channels_contiguous(at::Tensor& tensor) {
+  if (tensor.defined() && !has_contiguous_channels(tensor)) tensor = tensor.contiguous();
+}
+
+/// nullptr where there is nothing: kernels take that as left out.
+void* pointer(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.numel() > 0 ? const_cast<void*>(tensor.const_data_ptr()) : nullptr;
+}
+double* doubles(const at::Tensor& tensor) { return static_cast<double*>(pointer(tensor)); }
+
+View view(const at::Tensor& tensor, std::int64_t token_dim) {
+  if (!tensor.defined()) return {};
+  if (tensor.numel() == 0) return {.dtype = kernel_dtype(tensor.scalar_type())};
+  return {.data = pointer(tensor),
+          .dtype = kernel_dtype(tensor.scalar_type()),
+          .batch_stride = tensor.stride(0),
+          .token_stride = token_dim < 0 ? 0 : tensor.stride(token_dim),
+          .head_stride = tensor.stride(token_dim < 0 ? 1 : 2)};
+}
+
+/// [B,T,H,…]
+View sequence_view(const at::Tensor& tensor) { return view(tensor, 1); }
+/// [B,H,…]
+View token_view(const at::Tensor& tensor) { return view(tensor, -1); }
+
+at::Tensor integers(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.to(at::kCPU, at::kLong).contiguous() : tensor;
+}
+
+/// Brings the tensors into the layout and type the kernels read, without a copy where they have it already.
+void prepare(Arguments& a) {
+  for (auto* tensor : {&a.q, &a.k, &a.v, &a.d_o}) make_channels_contiguous(*tensor);
+  for (auto* tensor : {&a.h0, &a.u0, &a.x, &a.norm, &a.h_segments, &a.u_segments, &a.d_h, &a.d_u}) {
+    if (tensor->defined()) *tensor = tensor->contiguous();
+  }
+  if (a.ridge_diagonal.defined()) a.ridge_diagonal = a.ridge_diagonal.to(at::kDouble).contiguous();
+  a.cu_seqlens = integers(a.cu_seqlens);
+  a.state_indices = integers(a.state_indices);
+  if (a.iterations_per_sequence.defined()) {
+    a.iterations_per_sequence = a.iterations_per_sequence.to(at::kCPU).contiguous();
+  }
+}
+
+kernels::Problem problem_of(const Arguments& a, const Sizes& sizes, kernels::Options options) {
+  options.ridge_diagonal = doubles(a.ridge_diagonal);
+  return {.batch = sizes.batch.expect_int(),
+          .tokens = sizes.tokens.expect_int(),
+          .heads = sizes.heads.expect_int(),
+          .key_dim = sizes.key_dim.expect_int(),
+          .value_dim = sizes.value_dim.expect_int(),
+          .sequences = sizes.sequences.expect_int(),
+          .cu_seqlens = static_cast<const std::int64_t*>(pointer(a.cu_seqlens)),
+          .q = sequence_view(a.q),
+          .k = sequence_view(a.k),
+          .v = sequence_view(a.v),
+          .log_decay = sequence_view(a.log_decay),
+          .beta = sequence_view(a.beta),
+          .alpha = sequence_view(a.alpha),
+          .h0 = pointer(a.h0),
+          .u0 = pointer(a.u0),
+          .options = options};
+}
+
+// ---- Which backend, and what is checked before it ----------------------------------------------------------------
+
+bool is_meta(const Arguments& a) { return a.q.device().is_meta(); }
+
+// A look at values on a GPU makes the CPU wait for it, so there it is done on request only.
+bool values_are_checked(const Arguments& a) {
+  if (a.q.device().is_cpu()) return true;
+  const char* wanted = std::getenv("GKA_CHECK");
+  return wanted != nullptr && std::string_view(wanted) == "1";
+}
+
+const Backend& find_backend(std::string_view op, const Arguments& a, const kernels::Options& options) {
+  const CallInfo call = {.device = c10::DeviceTypeName(a.q.device().type(), /*lower_case=*/true),
+                         .dtype = kernel_dtype(a.q.scalar_type()),
+                         .key_dim = a.q.size(-1),
+                         .value_dim = a.v.defined() ? a.v.size(-1) : 0,
+                         .solver = options.solver,
+                         .gradient = options.gradient,
+                         .ridge_mode = options.ridge_mode};
+  const Backend& backend = backend_for(op, call);
+  if (values_are_checked(a)) check_values(op, a);
+  return backend;
+}
+
+// ---- Room for results --------------------------------------------------------------------------------------------
+
+at::Tensor room(const Arguments& a, std::initializer_list<c10::SymInt> shape, at::ScalarType type) {
+  return at::empty_symint(shape, a.q.options().dtype(type));
+}
+
+/// Stands for a result that was not asked for.
+at::Tensor nothing(const Arguments& a) { return at::empty({0}, a.q.options()); }
+
+struct ForwardResults {
+  at::Tensor o, h, u, x, norm, h_segments, u_segments;
+};
+
+ForwardResults forward_room(const Arguments& a, const Sizes& s, Part part) {
+  const auto wide = accumulation_type(a.q);
+  const bool solves = part != Part::memory;
+  const bool remembers = part != Part::solve;
+  const auto maybe = [&](bool wanted, std::initializer_list<c10::SymInt> shape, at::ScalarType type) {
+    return wanted ? room(a, shape, type) : nothing(a);
+  };
+  const auto& out_dim = remembers ? s.value_dim : s.key_dim;
+  return {
+      .o = room(a, {s.batch, s.tokens, s.heads, out_dim}, a.q.scalar_type()),
+      .h = maybe(solves && a.output_final_state, {s.sequences, s.heads, s.key_dim, s.key_dim}, wide),
+      .u = maybe(remembers && a.output_final_state, {s.sequences, s.heads, s.key_dim, s.value_dim}, wide),
+      .x = maybe(solves && a.save, {s.batch, s.tokens, s.heads, s.key_dim}, wide),
+      .norm = maybe(solves && a.save, {s.batch, s.tokens, s.heads}, at::kDouble),
+      .h_segments = maybe(solves && a.save, {s.segments, s.heads, s.key_dim, s.key_dim}, wide),
+      .u_segments = maybe(remembers && a.save, {s.segments, s.heads, s.key_dim, s.value_dim}, wide),
+  };
+}
+
+std::vector<at::Tensor> gradient_room(const Arguments& a) {
+  std::vector<at::Tensor> gradients;
+  for (std::size_t i = 0; i < std::size(kDifferentiable); ++i) {
+    const at::Tensor& input = a.*kDifferentiable[i];
+    const bool wanted = a.needs[i] && input.defined();
+    gradients.push_back(wanted ? at::empty_symint(input.sym_sizes(), input.options()) : nothing(a));
+  }
+  return gradients;
+}
+
+kernels::Saved saved_pointers(const at::Tensor& x, const at::Tensor& norm, const at::Tensor& h, const at::Tensor& u) {
+  return {.x = pointer(x), .norm = doubles(norm), .h = pointer(h), .u = pointer(u)};
+}
+
+}  // namespace
+
+void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  Arguments a = pop_arguments(op.schema(), *stack);
+  const auto name = public_name(a);
+  const auto options = parse_options(name, a);
+  const auto sizes = check_call(name, a);
+  const auto results = forward_room(a, sizes, options.part);
+  if (!is_meta(a)) {
+    const auto& backend = find_backend(name, a, options);
+    prepare(a);
+    backend.forward(problem_of(a, sizes, options),
+                    {.o = sequence_view(results.o),
+                     .h = pointer(results.h),
+                     .u = pointer(results.u),
+                     .saved = saved_pointers(results.x, results.norm, results.h_segments, results.u_segments),
+                     .report = {}});
+  }
+  push_results(*stack,
+               {results.o, results.h, results.u, results.x, results.norm, results.h_segments, results.u_segments});
+}
+
+void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr std::string_view name = "gated_kalmanet_backward";
+  Arguments a = pop_arguments(op.schema(), *stack);
+  const auto options = parse_options(name, a);
+  const auto sizes = check_backward(a);
+  const auto results = gradient_room(a);
+  if (!is_meta(a)) {
+    const auto& backend = find_backend(name, a, options);
+    // The kernels write λ's gradient as they read λ, in float64.
+    const auto& d_ridge = results[8];
+    const auto d_ridge_wide = d_ridge.numel() > 0 ? room(a, {sizes.heads, sizes.key_dim}, at::kDouble) : at::Tensor();
+    prepare(a);
+    backend.backward(problem_of(a, sizes, options), saved_pointers(a.x, a.norm, a.h_segments, a.u_segments),
+                     {.d_o = sequence_view(a.d_o),
+                      .d_h = pointer(a.d_h),
+                      .d_u = pointer(a.d_u),
+                      .d_q = sequence_view(results[0]),
+                      .d_k = sequence_view(results[1]),
+                      .d_v = sequence_view(results[2]),
+                      .d_log_decay = sequence_view(results[3]),
+                      .d_beta = sequence_view(results[4]),
+                      .d_alpha = sequence_view(results[5]),
+                      .d_h0 = pointer(results[6]),
+                      .d_u0 = pointer(results[7]),
+                      .d_ridge_diagonal = doubles(d_ridge_wide)});
+    if (d_ridge_wide.defined()) d_ridge.copy_(d_ridge_wide);
+  }
+  push_results(*stack, results);
+}
+
+void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr std::string_view name = "gated_kalmanet_step";
+  Arguments a = pop_arguments(op.schema(), *stack);
+  auto options = parse_options(name, a);
+  const auto sizes = check_step(a);
+  const auto o = room(a, {sizes.batch, sizes.heads, sizes.value_dim}, a.q.scalar_type());
+  if (!is_meta(a)) {
+    const auto& backend = find_backend(name, a, options);
+    prepare(a);
+    options.ridge_diagonal = doubles(a.ridge_diagonal);
+    backend.step({.batch = sizes.batch.expect_int(),
+                  .heads = sizes.heads.expect_int(),
+                  .key_dim = sizes.key_dim.expect_int(),
+                  .value_dim = sizes.value_dim.expect_int(),
+                  .q = token_view(a.q),
+                  .k = token_view(a.k),
+                  .v = token_view(a.v),
+                  .log_decay = token_view(a.log_decay),
+                  .beta = token_view(a.beta),
+                  .alpha = token_view(a.alpha),
+                  .o = token_view(o),
+                  .h = pointer(a.h),
+                  .u = pointer(a.u),
+                  .state_indices = static_cast<const std::int64_t*>(pointer(a.state_indices)),
+                  .iterations = static_cast<const std::int32_t*>(pointer(a.iterations_per_sequence)),
+                  .options = options});
+  }
+  push_results(*stack, {o});
+}
+
+void run_report(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr std::string_view name = "gated_kalmanet_report";
+  Arguments a = pop_arguments(op.schema(), *stack);
+  auto options = parse_options(name, a);
+  const auto s = check_call(name, a);
+  std::vector<at::Tensor> results;  // norm, ridge, residual, true_residual, variance
+  for (int i = 0; i < 5; ++i) results.push_back(room(a, {s.batch, s.tokens, s.heads}, at::kDouble));
+  results.push_back(room(a, {s.batch, s.tokens, s.heads, s.key_dim}, at::kDouble));  // x
+  if (!is_meta(a)) {
+    const auto& backend = find_backend(name, a, options);
+    prepare(a);
+    options.part = Part::solve;  // nothing in a report depends on the values
+    const auto o = room(a, {s.batch, s.tokens, s.heads, s.key_dim}, a.q.scalar_type());
+    backend.forward(problem_of(a, s, options), {.o = sequence_view(o),
+                                                .saved = {},
+                                                .report = {.norm = doubles(results[0]),
+                                                           .ridge = doubles(results[1]),
+                                                           .residual = doubles(results[2]),
+                                                           .true_residual = doubles(results[3]),
+                                                           .variance = doubles(results[4]),
+                                                           .x = doubles(results[5])}});
+  }
+  push_results(*stack, results);
+}
+
+}  // namespace gka::ops

@@ -1,0 +1,15 @@
+// The operators' kernels below autograd, boxed. The same functions serve every device and, without running anything,
+// the meta device on which torch.compile traces.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace gka::ops {
+
+void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void run_report(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+}  // namespace gka::ops

@@ -1,0 +1,153 @@
+// The operators and, for each, which kernel runs at which level of torch's dispatcher. Nothing else registers anything.
+//
+//   autocast     casts q, k, v
+//   autograd     records a node that calls gated_kalmanet_backward
+//   the rest     gated_kalmanet, ridge_solve and linear_memory call gated_kalmanet_forward with their part
+//   CPU, CUDA    checks, allocates, runs a backend
+//   meta         checks and allocates
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "gka/info.h"
+#include "ops/autograd.h"
+#include "ops/checks.h"
+#include "ops/run.h"
+
+namespace gka::ops {
+namespace {
+
+using kernels::Part;
+using Boxed = c10::KernelFunction::BoxedKernelFunction;
+
+template <Boxed* kernel>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<kernel>();
+}
+
+using Columns = std::tuple<std::vector<std::string>, c10::List<bool>, c10::List<bool>, std::vector<std::string>>;
+
+Columns list_backends() {
+  Columns columns;
+  auto& [name, built, available, detail] = columns;
+  for (const auto& backend : backends()) {
+    name.push_back(backend.name);
+    built.push_back(backend.built);
+    available.push_back(backend.available);
+    detail.push_back(backend.detail);
+  }
+  return columns;
+}
+
+std::tuple<std::string, std::string> name_kernel(const std::string& device, at::ScalarType dtype, std::int64_t key_dim,
+                                                 std::int64_t value_dim, const std::string& solver,
+                                                 const std::string& gradient, const std::string& ridge_mode) {
+  Arguments a;
+  a.solver = solver;
+  a.gradient = gradient;
+  a.ridge_mode = ridge_mode;
+  const auto options = parse_options("choose_kernel", a);
+  const auto choice = choose_kernel({.device = device,
+                                     .dtype = kernel_dtype(dtype),
+                                     .key_dim = key_dim,
+                                     .value_dim = value_dim,
+                                     .solver = options.solver,
+                                     .gradient = options.gradient,
+                                     .ridge_mode = options.ridge_mode});
+  return {choice.kernel, choice.reason};
+}
+
+}  // namespace
+
+TORCH_LIBRARY(gka, m) {
+  m.def(
+      "gated_kalmanet(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, Tensor? alpha=None, *, "
+      "float scale=1.0, float ridge=0.02, Tensor? ridge_diagonal=None, int iterations=30, str solver=\"chebyshev\", "
+      "str gradient=\"implicit\", str ridge_mode=\"adaptive\", bool ridge_gradient=True, bool decay_keys=True, "
+      "bool refine=True, Tensor? h0=None, Tensor? u0=None, bool output_final_state=False, Tensor? cu_seqlens=None) "
+      "-> (Tensor o, Tensor h, Tensor u)");
+  m.def(
+      "ridge_solve(Tensor q, Tensor k, Tensor? log_decay=None, Tensor? beta=None, *, "
+      "float ridge=0.02, Tensor? ridge_diagonal=None, int iterations=30, str solver=\"chebyshev\", "
+      "str gradient=\"implicit\", str ridge_mode=\"adaptive\", bool ridge_gradient=True, bool refine=True, "
+      "Tensor? h0=None, bool output_final_state=False, Tensor? cu_seqlens=None) -> (Tensor x, Tensor h)");
+  m.def(
+      "linear_memory(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, *, "
+      "float scale=1.0, Tensor? u0=None, bool output_final_state=False, Tensor? cu_seqlens=None) "
+      "-> (Tensor o, Tensor u)");
+  m.def(
+      "gated_kalmanet_step(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, "
+      "Tensor? alpha=None, *, Tensor(a!) h, Tensor(b!) u, Tensor? state_indices=None, float scale=1.0, "
+      "float ridge=0.02, Tensor? ridge_diagonal=None, int iterations=30, Tensor? iterations_per_sequence=None, "
+      "str solver=\"chebyshev\", str ridge_mode=\"adaptive\", bool decay_keys=True) -> Tensor o");
+  m.def(
+      "gated_kalmanet_report(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, "
+      "Tensor? alpha=None, *, float scale=1.0, float ridge=0.02, Tensor? ridge_diagonal=None, int iterations=30, "
+      "str solver=\"chebyshev\", str gradient=\"implicit\", str ridge_mode=\"adaptive\", bool ridge_gradient=True, "
+      "bool decay_keys=True, bool refine=True, Tensor? h0=None, Tensor? u0=None, bool output_final_state=False, "
+      "Tensor? cu_seqlens=None) "
+      "-> (Tensor norm, Tensor ridge, Tensor residual, Tensor true_residual, Tensor variance, Tensor x)");
+
+  // What the differentiable operators are made of.
+  m.def(
+      "gated_kalmanet_forward(str part, Tensor q, Tensor k, Tensor? v, Tensor? log_decay, Tensor? beta, Tensor? alpha, "
+      "Tensor? h0, Tensor? u0, Tensor? ridge_diagonal, Tensor? cu_seqlens, float scale, float ridge, int iterations, "
+      "str solver, str gradient, str ridge_mode, bool ridge_gradient, bool decay_keys, bool refine, "
+      "bool output_final_state, bool save) "
+      "-> (Tensor o, Tensor h, Tensor u, Tensor x, Tensor norm, Tensor h_segments, Tensor u_segments)");
+  m.def(
+      "gated_kalmanet_backward(str part, Tensor q, Tensor k, Tensor? v, Tensor? log_decay, Tensor? beta, "
+      "Tensor? alpha, Tensor? h0, Tensor? u0, Tensor? ridge_diagonal, Tensor? cu_seqlens, float scale, float ridge, "
+      "int iterations, str solver, str gradient, str ridge_mode, bool ridge_gradient, bool decay_keys, bool refine, "
+      "Tensor? x, Tensor? norm, Tensor? h_segments, Tensor? u_segments, Tensor d_o, Tensor? d_h, Tensor? d_u, "
+      "bool[] needs) "
+      "-> (Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_log_decay, Tensor d_beta, Tensor d_alpha, Tensor d_h0, "
+      "Tensor d_u0, Tensor d_ridge_diagonal)");
+
+  m.def("version() -> str", []() -> std::string { return version(); });
+  m.def("backends() -> (str[] name, bool[] built, bool[] available, str[] detail)", list_backends);
+  m.def(
+      "choose_kernel(str device, ScalarType dtype, int key_dim, int value_dim, str solver, str gradient, "
+      "str ridge_mode) -> (str kernel, str reason)",
+      name_kernel);
+}
+
+TORCH_LIBRARY_IMPL(gka, CompositeExplicitAutograd, m) {
+  m.impl("gated_kalmanet", boxed<run_part<Part::both>>());
+  m.impl("ridge_solve", boxed<run_part<Part::solve>>());
+  m.impl("linear_memory", boxed<run_part<Part::memory>>());
+}
+
+// One kernel each for every device: the table of backends decides what runs, and says so where nothing does.
+void register_devices(torch::Library& m) {
+  m.impl("gated_kalmanet_forward", boxed<run_forward>());
+  m.impl("gated_kalmanet_backward", boxed<run_backward>());
+  m.impl("gated_kalmanet_step", boxed<run_step>());
+  m.impl("gated_kalmanet_report", boxed<run_report>());
+}
+TORCH_LIBRARY_IMPL(gka, CPU, m) { register_devices(m); }
+TORCH_LIBRARY_IMPL(gka, CUDA, m) { register_devices(m); }
+TORCH_LIBRARY_IMPL(gka, Meta, m) { register_devices(m); }
+
+TORCH_LIBRARY_IMPL(gka, Autograd, m) {
+  m.impl("gated_kalmanet", boxed<differentiate_part<Part::both>>());
+  m.impl("ridge_solve", boxed<differentiate_part<Part::solve>>());
+  m.impl("linear_memory", boxed<differentiate_part<Part::memory>>());
+  m.impl("gated_kalmanet_forward", boxed<refuse_gradient>());
+  m.impl("gated_kalmanet_backward", boxed<differentiable_once>());
+  m.impl("gated_kalmanet_step", boxed<refuse_gradient>());
+  m.impl("gated_kalmanet_report", boxed<ignore_gradient>());
+}
+TORCH_LIBRARY_IMPL(gka, ADInplaceOrView, m) { m.impl("gated_kalmanet_step", boxed<mark_states_changed>()); }
+
+void register_autocast(torch::Library& m) {
+  m.impl("gated_kalmanet", boxed<autocast>());
+  m.impl("ridge_solve", boxed<autocast>());
+  m.impl("linear_memory", boxed<autocast>());
+  m.impl("gated_kalmanet_step", boxed<autocast>());
+  m.impl("gated_kalmanet_report", boxed<autocast>());
+}
+TORCH_LIBRARY_IMPL(gka, AutocastCPU, m) { register_autocast(m); }
+TORCH_LIBRARY_IMPL(gka, AutocastCUDA, m) { register_autocast(m); }
+
+}  // namespace gka::ops

@@ -1,0 +1,85 @@
+"""The gka command, as pip installs it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gka
+
+PROGRAM = Path(sys.executable).parent / "gka"
+
+
+def call(*arguments, **environment):
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, env=os.environ | environment)
+
+
+def test_version_is_the_packages():
+    done = call("--version")
+    assert (done.returncode, done.stdout) == (0, f"gka {gka.__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["nothing", "--help"])
+def test_help_lists_the_commands_and_shows_examples(arguments):
+    done = call(*arguments)
+    assert done.returncode == 0
+    assert "info " in done.stdout
+    assert "Examples:" in done.stdout
+
+
+def test_info_says_what_runs_and_why():
+    done = call("info")
+    assert done.returncode == 0
+    for part in ["Backends", "reference", "cpu", "Which kernel a call of gated_kalmanet takes", "float32, D 128"]:
+        assert part in done.stdout
+
+
+def test_info_as_json_agrees_with_python():
+    told = json.loads(call("info", "--json").stdout)
+    assert told["build"]["version"] == gka.__version__
+    standing = [(backend["name"], backend["built"], backend["available"]) for backend in told["backends"]]
+    assert standing == [(backend.name, backend.built, backend.available) for backend in gka.backends()]
+    for asked in told["calls"]:
+        dtype = getattr(torch, asked.pop("dtype"))
+        kernel, reason = asked.pop("kernel"), asked.pop("reason")
+        assert (kernel, reason) == gka.choose_kernel(asked.pop("device"), dtype, **asked)
+
+
+def test_info_explains_the_one_call_that_is_asked_about():
+    told = json.loads(call("info", "--json", "--dtype", "float64", "--solver", "exact", "--key-dim", "48").stdout)
+    (only,) = told["calls"]
+    assert (only["dtype"], only["solver"], only["key_dim"], only["value_dim"]) == ("float64", "exact", 48, 128)
+    assert only["kernel"] == "cpu"
+    assert only["reason"]
+
+
+def test_a_forced_instruction_set_shows():
+    told = json.loads(call("info", "--json", GKA_CPU="portable").stdout)
+    (cpu,) = [backend for backend in told["backends"] if backend["name"] == "cpu"]
+    assert "portable" in cpu["detail"]
+
+
+@pytest.mark.parametrize("word", ["inof", "ifo", "infos", "Info"])
+def test_a_misspelt_command_is_answered_with_the_nearest_one(word):
+    done = call(word)
+    assert done.returncode == 2
+    assert f"no command '{word}'" in done.stderr
+    assert "did you mean 'info'?" in done.stderr
+
+
+def test_an_unlike_command_is_answered_with_all_there_are():
+    done = call("frobnicate")
+    assert done.returncode == 2
+    assert "did you mean" not in done.stderr
+    assert "the commands are: info" in done.stderr
+
+
+def test_a_wrong_name_for_an_option_is_answered_with_the_right_ones():
+    done = call("info", "--solver", "jacobi")
+    assert done.returncode == 2
+    for part in ["--solver", "'jacobi'", "chebyshev, conjugate_gradient, gradient_descent, nesterov, exact"]:
+        assert part in done.stderr

@@ -1,0 +1,42 @@
+// What the tests of the CPU kernels share: forcing an instruction set, threads, how many random cases to run.
+#pragma once
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/expect.h"
+
+namespace gka::kernels::test {
+
+inline constexpr const char* kInstructionSets[] = {"portable", "avx2", "avx512"};
+
+/// GKA_CPU for the life of the object.
+class ForcedInstructionSet {
+ public:
+  explicit ForcedInstructionSet(const char* name) { setenv("GKA_CPU", name, 1); }
+  ForcedInstructionSet(const ForcedInstructionSet&) = delete;
+  ~ForcedInstructionSet() { unsetenv("GKA_CPU"); }
+
+  bool available() const {
+    try {
+      cpu::instruction_set();
+      return true;
+    } catch (const std::invalid_argument&) {
+      return false;
+    }
+  }
+};
+
+inline const Executor& executor() {
+  static const Executor two_threads = thread_executor(2);
+  return two_threads;
+}
+
+/// Random cases per test: GKA_TEST_CASES, or enough for CI.
+inline std::uint64_t case_count() {
+  const char* text = std::getenv("GKA_TEST_CASES");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 150;
+}
+
+}  // namespace gka::kernels::test

@@ -1,0 +1,242 @@
+// Edges that have an answer: an empty memory, nothing written, everything forgotten, no iterations, no tokens, a memory
+// that has faded to almost nothing, and a NaN that stays where it is.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/expect.h"
+
+namespace gka::kernels::test {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+OwnedOutputs forward(const Case& c) {
+  OwnedOutputs out = c.outputs();
+  reference::forward(c.problem(), out.pointers());
+  return out;
+}
+
+OwnedGradients backward(const Case& c) {
+  OwnedGradients out = c.gradients();
+  reference::backward(c.problem(), out.pointers());
+  return out;
+}
+
+void fill(Array& array, double value) {
+  const auto& shape = array.shape();
+  for (std::int64_t i = 0; i < shape[0]; ++i)
+    for (std::int64_t j = 0; j < shape[1]; ++j)
+      for (std::int64_t k = 0; k < shape[2]; ++k)
+        for (std::int64_t l = 0; l < shape[3]; ++l) array.set(i, j, k, l, value);
+}
+
+void expect_all(const Array& array, double value, const std::string& what) {
+  for (const double got : array.values()) ASSERT_EQ(got, value) << what;
+}
+
+template <typename Body>
+void for_each_solver_and_gradient(Body body) {
+  for (const auto& [solver_name, solver] : kSolverNames) {
+    for (const auto& [gradient_name, gradient] : kGradientNames) body(solver, gradient);
+  }
+}
+
+TEST(ReferenceEdges, AZeroMemoryAnswersZero) {
+  for_each_solver_and_gradient([](Solver solver, Gradient gradient) {
+    CaseSpec spec{.skip = 1.0};
+    spec.options.solver = solver;
+    spec.options.gradient = gradient;
+    const Case c(spec);
+    const OwnedOutputs out = forward(c);
+    expect_all(out.o, 0.0, "o");
+    expect_all(out.x, 0.0, "x");
+    expect_all(out.norm, 0.0, "norm");
+    const OwnedGradients got = backward(c);
+    for (const auto& [name, array] : got.named()) {
+      if (std::string(name) == "d_beta") {
+        for (const double value : array->values()) EXPECT_TRUE(std::isfinite(value));
+      } else {
+        expect_all(*array, 0.0, name);
+      }
+    }
+  });
+}
+
+TEST(ReferenceEdges, AZeroMemoryOfKeysLeavesThePathAroundTheSolve) {
+  CaseSpec spec{.tokens = 3, .heads = 1, .log_decay = false, .u0 = true, .skip = 1.0};
+  spec.options.scale = 0.5;
+  const Case c(spec);
+  const OwnedOutputs out = forward(c);
+  const OwnedGradients got = backward(c);
+  for (std::int64_t t = 0; t < 3; ++t) {
+    const double alpha = c.alpha.at(0, t, 0, 0);
+    for (std::int64_t j = 0; j < spec.value_dim; ++j) {
+      double recalled = 0.0;
+      for (std::int64_t i = 0; i < spec.key_dim; ++i) recalled += c.u0.at(0, 0, i, j) * c.q.at(0, t, 0, i);
+      EXPECT_NEAR(out.o.at(0, t, 0, j), 0.5 * (1.0 - alpha) * recalled, 1e-14);
+    }
+    for (std::int64_t i = 0; i < spec.key_dim; ++i) {
+      double along = 0.0;
+      for (std::int64_t j = 0; j < spec.value_dim; ++j) along += c.u0.at(0, 0, i, j) * c.d_o.at(0, t, 0, j);
+      EXPECT_NEAR(got.d_q.at(0, t, 0, i), 0.5 * (1.0 - alpha) * along, 1e-14);
+    }
+  }
+}
+
+TEST(ReferenceEdges, AZeroMemoryWithAConstantRidgeAnswersTheQueryOverTheRidge) {
+  for_each_solver_and_gradient([](Solver solver, Gradient gradient) {
+    CaseSpec spec{.skip = 1.0};
+    spec.options = {.part = Part::solve, .ridge = 0.25, .solver = solver, .gradient = gradient};
+    spec.options.ridge_mode = RidgeMode::constant;
+    const Case c(spec);
+    auto want = c.q.values();
+    for (double& value : want) value *= 4.0;
+    EXPECT_LE(relative_error(forward(c).o.values(), want), 1e-14) << c.describe();
+    const OwnedGradients got = backward(c);
+    for (const auto& [name, array] : got.named()) {
+      for (const double value : array->values()) ASSERT_TRUE(std::isfinite(value)) << name << " of " << c.describe();
+    }
+  });
+}
+
+TEST(ReferenceEdges, AZeroBetaWritesNothing) {
+  const CaseSpec spec{.tokens = 6, .log_decay = false, .h0 = true, .u0 = true, .skip = 1.0};
+  Case c(spec);
+  fill(c.v, kNaN);  // not even this
+  const OwnedOutputs out = forward(c);
+  expect_close(out.h, c.h0, 0.0, "h");
+  expect_close(out.u, c.u0, 0.0, "u");
+}
+
+TEST(ReferenceEdges, ADecayOfZeroForgetsExactly) {
+  constexpr std::int64_t cut = 5;
+  for (const bool poisoned : {false, true}) {
+    Case whole({.tokens = 11, .h0 = true, .u0 = true});
+    for (std::int64_t head = 0; head < 2; ++head) whole.log_decay.set(0, cut, head, 0, -kInfinity);
+    Case rest = slice(whole, 0, cut, 6);
+    fill(rest.h0, 0.0);
+    fill(rest.u0, 0.0);
+    if (poisoned) whole.k.set(0, 2, 0, 0, kNaN);
+    const OwnedOutputs all = forward(whole);
+    const OwnedOutputs after = forward(rest);
+    expect_close(all.h, after.h, 0.0, "h");
+    expect_close(all.u, after.u, 0.0, "u");
+    for (std::int64_t t = 0; t < 6; ++t)
+      for (std::int64_t j = 0; j < 6; ++j) EXPECT_EQ(all.o.at(0, cut + t, 1, j), after.o.at(0, t, 1, j));
+
+    // Nothing that happens from the cut on depends on what came before it.
+    const OwnedGradients d_all = backward(whole);
+    const OwnedGradients d_after = backward(rest);
+    for (std::int64_t t = 0; t < 6; ++t) {
+      EXPECT_EQ(d_all.d_k.at(0, cut + t, 0, 0), d_after.d_k.at(0, t, 0, 0));
+      EXPECT_EQ(d_all.d_log_decay.at(0, cut + t, 0, 0), d_after.d_log_decay.at(0, t, 0, 0));
+    }
+    EXPECT_EQ(d_all.d_log_decay.at(0, cut, 0, 0), 0.0);
+  }
+}
+
+TEST(ReferenceEdges, WithoutIterationsTheSolveGivesItsStart) {
+  CaseSpec spec{.tokens = 4, .heads = 1};
+  spec.options = {.part = Part::solve, .ridge = 0.1, .iterations = 0};
+  const Case c(spec);
+  const OwnedOutputs out = forward(c);
+  for (std::int64_t t = 0; t < 4; ++t)
+    for (std::int64_t i = 0; i < spec.key_dim; ++i) {
+      EXPECT_NEAR(out.o.at(0, t, 0, i), 2.0 / 1.2 * c.q.at(0, t, 0, i) / out.norm.at(0, t, 0, 0), 1e-12);
+    }
+}
+
+TEST(ReferenceEdges, WithoutTokensTheStatesAreHandedThrough) {
+  for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{}, std::vector<std::int64_t>{0, 0, 0}}) {
+    CaseSpec spec{.batch = 2, .tokens = 0, .lengths = lengths, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
+    const Case c(spec);
+    const OwnedOutputs out = forward(c);
+    EXPECT_EQ(out.o.size(), 0);
+    expect_close(out.h, c.h0, 0.0, "h");
+    expect_close(out.u, c.u0, 0.0, "u");
+    const OwnedGradients got = backward(c);
+    expect_close(got.d_u0, c.d_u, 0.0, "d_u0");
+    for (std::int64_t n = 0; n < c.problem().sequences; ++n)
+      for (std::int64_t i = 0; i < spec.key_dim; ++i)
+        for (std::int64_t j = 0; j < spec.key_dim; ++j) {
+          EXPECT_EQ(got.d_h0.at(n, 1, i, j), 0.5 * (c.d_h.at(n, 1, i, j) + c.d_h.at(n, 1, j, i)));
+        }
+  }
+}
+
+TEST(ReferenceEdges, AnAsymmetricStateCountsAsItsSymmetricPart) {
+  Case c({.h0 = true, .asymmetric_h0 = true});
+  const OwnedOutputs asymmetric = forward(c);
+  Array symmetric = c.h0;
+  for (std::int64_t head = 0; head < 2; ++head)
+    for (std::int64_t i = 0; i < 8; ++i)
+      for (std::int64_t j = 0; j < 8; ++j) {
+        symmetric.set(0, head, i, j, 0.5 * (c.h0.at(0, head, i, j) + c.h0.at(0, head, j, i)));
+      }
+  EXPECT_GT(relative_error(c.h0, symmetric), 0.01);
+  for (std::int64_t head = 0; head < 2; ++head) {
+    for (std::int64_t i = 0; i < 8; ++i)
+      for (std::int64_t j = 0; j < 8; ++j) c.h0.set(0, head, i, j, symmetric.at(0, head, i, j));
+  }
+  expect_close(forward(c), asymmetric, 1e-15, c.describe());
+}
+
+TEST(ReferenceEdges, AFadedMemoryAnswersAsAFreshOne) {
+  // The solve does not see scale, and U fades with H: 150 tokens of γ = e⁻⁴ leave f ≈ 1e-260 and the same answer.
+  CaseSpec spec{.tokens = 160, .heads = 1, .skip = 1.0};
+  spec.alpha = false;
+  Case c(spec);
+  for (std::int64_t t = 0; t < 160; ++t) {
+    c.log_decay.set(0, t, 0, 0, t < 10 ? -0.1 : -4.0);
+    c.beta.set(0, t, 0, 0, t < 10 ? 0.5 : 0.0);
+    for (std::int64_t i = 0; i < spec.key_dim; ++i) c.q.set(0, t, 0, i, c.q.at(0, 0, 0, i));
+  }
+  const OwnedOutputs out = forward(c);
+  EXPECT_LT(out.norm.at(0, 159, 0, 0), 1e-250);
+  for (std::int64_t j = 0; j < spec.value_dim; ++j) {
+    EXPECT_NEAR(out.o.at(0, 159, 0, j), out.o.at(0, 9, 0, j), 1e-11);
+  }
+  const OwnedGradients got = backward(c);
+  for (const auto& [name, array] : got.named()) {
+    for (const double value : array->values()) ASSERT_TRUE(std::isfinite(value)) << name;
+  }
+}
+
+TEST(ReferenceEdges, ANaNStaysInItsHeadItsSequenceAndItsFuture) {
+  CaseSpec spec{.lengths = {5, 7, 4}, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
+  for (const Gradient gradient : {Gradient::implicit, Gradient::unrolled}) {
+    spec.options.gradient = gradient;
+    const Case clean(spec);
+    Case poisoned(spec);
+    poisoned.k.set(0, 8, 1, 0, kNaN);  // token 3 of sequence 1, head 1
+    const OwnedOutputs want = forward(clean);
+    const OwnedOutputs got = forward(poisoned);
+    const OwnedGradients d_want = backward(clean);
+    const OwnedGradients d_got = backward(poisoned);
+    for (std::int64_t t = 0; t < 16; ++t)
+      for (std::int64_t head = 0; head < 2; ++head) {
+        const bool same_sequence = head == 1 && t >= 5 && t < 12;
+        for (std::int64_t j = 0; j < spec.value_dim; ++j) {
+          if (!same_sequence || t < 8) {
+            EXPECT_EQ(got.o.at(0, t, head, j), want.o.at(0, t, head, j));
+          } else {
+            EXPECT_TRUE(std::isnan(got.o.at(0, t, head, j)));
+          }
+          if (!same_sequence) {
+            EXPECT_EQ(d_got.d_v.at(0, t, head, j), d_want.d_v.at(0, t, head, j));
+          }
+        }
+        for (std::int64_t i = 0; i < spec.key_dim; ++i) {
+          if (!same_sequence || t < 8) {
+            EXPECT_EQ(d_got.d_q.at(0, t, head, i), d_want.d_q.at(0, t, head, i));
+          }
+        }
+      }
+  }
+}
+
+}  // namespace
+}  // namespace gka::kernels::test

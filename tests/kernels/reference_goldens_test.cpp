@@ -1,0 +1,126 @@
+// The reference against stored float64 results of the operator. The folder comes from the environment variable
+// GKA_GOLDENS, else from the build; without it the tests say that they were skipped.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "kernels/expect.h"
+#include "kernels/safetensors.h"
+
+namespace gka::kernels::test {
+namespace {
+
+std::filesystem::path goldens() {
+  if (const char* folder = std::getenv("GKA_GOLDENS")) return folder;
+#ifdef GKA_GOLDENS_DIR
+  return GKA_GOLDENS_DIR;
+#else
+  return {};
+#endif
+}
+
+class Goldens : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const auto path = goldens() / "ops" / (std::string(GetParam()) + ".safetensors");
+    if (!std::filesystem::exists(path)) GTEST_SKIP() << "no goldens at '" << path.string() << "': set GKA_GOLDENS";
+    file_ = read_safetensors(path);
+  }
+
+  /// The stored problem as a float64 case.
+  Case load(Solver solver, Gradient gradient) const {
+    const auto number = [&](const char* name) { return std::stoll(file_.metadata.at(name)); };
+    CaseSpec spec{.batch = number("batch"),
+                  .tokens = number("tokens"),
+                  .heads = number("heads"),
+                  .key_dim = number("key_dim"),
+                  .value_dim = number("value_dim"),
+                  .log_decay = file_.has("log_decay"),
+                  .beta = file_.has("beta"),
+                  .alpha = file_.has("alpha"),
+                  .h0 = file_.has("h0"),
+                  .u0 = file_.has("u0"),
+                  .d_h = file_.has("dh"),
+                  .d_u = file_.has("du")};
+    spec.options.ridge = std::stod(file_.metadata.at("ridge"));
+    spec.options.iterations = number("iterations");
+    spec.options.solver = solver;
+    spec.options.gradient = gradient;
+    Case loaded(spec);
+    const std::pair<const char*, Array*> inputs[] = {
+        {"q", &loaded.q},       {"k", &loaded.k},         {"v", &loaded.v},   {"log_decay", &loaded.log_decay},
+        {"beta", &loaded.beta}, {"alpha", &loaded.alpha}, {"h0", &loaded.h0}, {"u0", &loaded.u0},
+        {"do", &loaded.d_o},    {"dh", &loaded.d_h},      {"du", &loaded.d_u}};
+    for (const auto& [name, array] : inputs) {
+      if (file_.has(name)) store(file_.tensors.at(name).values, *array);
+    }
+    return loaded;
+  }
+
+  /// Contiguous values into an array, in the order of its indices.
+  static void store(const std::vector<double>& values, Array& array) {
+    ASSERT_EQ(static_cast<std::int64_t>(values.size()), array.size());
+    const auto& shape = array.shape();
+    std::size_t next = 0;
+    for (std::int64_t i = 0; i < shape[0]; ++i)
+      for (std::int64_t j = 0; j < shape[1]; ++j)
+        for (std::int64_t k = 0; k < shape[2]; ++k)
+          for (std::int64_t l = 0; l < shape[3]; ++l) array.set(i, j, k, l, values[next++]);
+  }
+
+  void expect_stored(const Array& got, const std::string& name, double tolerance) const {
+    if (!got) return;
+    ASSERT_TRUE(file_.has(name)) << name << " is not in the file";
+    Array want(DType::float64, got.shape());
+    store(file_.tensors.at(name).values, want);
+    if (name.ends_with(".dh0")) symmetrise(want);  // the stored one is not symmetric; its symmetric part is meant
+    EXPECT_LE(relative_error(got, want), tolerance) << name;
+  }
+
+  static void symmetrise(Array& states) {
+    const auto& shape = states.shape();
+    for (std::int64_t n = 0; n < shape[0]; ++n)
+      for (std::int64_t head = 0; head < shape[1]; ++head)
+        for (std::int64_t i = 0; i < shape[2]; ++i)
+          for (std::int64_t j = 0; j < i; ++j) {
+            const double mean = 0.5 * (states.at(n, head, i, j) + states.at(n, head, j, i));
+            states.set(n, head, i, j, mean);
+            states.set(n, head, j, i, mean);
+          }
+  }
+
+  void expect_outputs(Solver solver, const std::string& prefix, double tolerance) const {
+    const Case loaded = load(solver, Gradient::implicit);
+    const OwnedOutputs got = loaded.outputs();
+    reference::forward(loaded.problem(), got.pointers());
+    expect_stored(got.o, prefix + ".o", tolerance);
+    expect_stored(got.x, prefix + ".x", tolerance);
+    expect_stored(got.h, "h", tolerance);
+    expect_stored(got.u, "u", tolerance);
+  }
+
+  void expect_gradients(Solver solver, Gradient gradient, const std::string& prefix, double tolerance) const {
+    const Case loaded = load(solver, gradient);
+    const OwnedGradients got = loaded.gradients();
+    reference::backward(loaded.problem(), got.pointers());
+    const std::pair<const char*, const Array*> all[] = {
+        {".dq", &got.d_q},       {".dk", &got.d_k},         {".dv", &got.d_v},   {".dlog_decay", &got.d_log_decay},
+        {".dbeta", &got.d_beta}, {".dalpha", &got.d_alpha}, {".dh0", &got.d_h0}, {".du0", &got.d_u0}};
+    for (const auto& [name, array] : all) expect_stored(*array, prefix + name, tolerance);
+  }
+
+  StoredFile file_{};
+};
+
+TEST_P(Goldens, ChebyshevOutputsAgree) { expect_outputs(Solver::chebyshev, "chebyshev", 1e-12); }
+TEST_P(Goldens, ExactOutputsAgree) { expect_outputs(Solver::exact, "exact", 1e-12); }
+TEST_P(Goldens, UnrolledGradientsAgree) { expect_gradients(Solver::chebyshev, Gradient::unrolled, "chebyshev", 1e-10); }
+TEST_P(Goldens, ImplicitGradientsAgree) { expect_gradients(Solver::chebyshev, Gradient::implicit, "implicit", 1e-10); }
+TEST_P(Goldens, ExactGradientsAgree) { expect_gradients(Solver::exact, Gradient::implicit, "exact", 1e-10); }
+
+INSTANTIATE_TEST_SUITE_P(Reference, Goldens, ::testing::Values("small_plain", "gated_beta_state"),
+                         [](const auto& file) { return std::string(file.param); });
+
+}  // namespace
+}  // namespace gka::kernels::test

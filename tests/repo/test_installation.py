@@ -1,0 +1,85 @@
+"""What is installed works by itself, and holds what it should and nothing else."""
+
+import shutil
+
+import pytest
+from commands import run
+
+import gka
+
+
+def build_example(source, folder, *arguments):
+    """Copies an example away from the repository, as a user would, and builds it there."""
+    shutil.copytree(source, folder / "source")
+    run("cmake", "-G", "Ninja", "-S", folder / "source", "-B", folder / "build", *arguments)
+    run("cmake", "--build", folder / "build")
+    return folder / "build"
+
+
+def test_another_cmake_project_finds_gka_and_runs(root, prefix, tmp_path):
+    build = build_example(root / "examples/cpp", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
+    output = run(build / "recall").stdout
+    assert f"gka {gka.__version__}" in output
+    assert "Gated KalmaNet" in output
+
+
+def test_the_kernels_serve_a_project_that_has_no_torch(root, prefix, tmp_path):
+    build = build_example(
+        root / "examples/kernels_only", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}", "-DGKA_TORCH_DIR=/nowhere"
+    )
+    assert "differ by" in run(build / "stream").stdout
+    assert "torch" not in run("ldd", build / "stream").stdout
+
+
+def test_a_cmake_project_finds_the_gka_that_pip_installed(root, tmp_path):
+    folder = tmp_path / "build"
+    run(
+        "cmake",
+        "-G",
+        "Ninja",
+        "-S",
+        root / "examples/cpp",
+        "-B",
+        folder,
+        f"-DCMAKE_PREFIX_PATH={gka.cmake_prefix_path}",
+    )
+
+
+def test_a_project_without_torch_is_told_what_to_do(root, prefix, tmp_path):
+    arguments = [
+        "-S",
+        root / "examples/cpp",
+        "-B",
+        tmp_path,
+        f"-DCMAKE_PREFIX_PATH={prefix}",
+        "-DGKA_TORCH_DIR=/nowhere",
+    ]
+    done = run("cmake", "-G", "Ninja", *arguments, check=False)
+    assert done.returncode != 0
+    message = " ".join(done.stderr.split())
+    assert "There is no LibTorch in '/nowhere'" in message
+    assert "-DGKA_TORCH_DIR=" in message
+
+
+def test_the_installed_program_finds_its_libraries_from_anywhere(prefix, tmp_path):
+    environment = {"PATH": "/usr/bin:/bin"}
+    assert run(prefix / "bin/gka", "--version", cwd=tmp_path, env=environment).stdout == f"gka {gka.__version__}\n"
+
+
+def test_the_library_carries_no_python(prefix):
+    library = prefix / "lib/libgka.so"
+    assert "libpython" not in run("readelf", "--dynamic", library).stdout
+    wanted = run("nm", "--dynamic", "--undefined-only", library).stdout.split()
+    assert [name for name in wanted if name.startswith(("Py", "_Py"))] == []
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])
+def test_code_for_an_instruction_set_shows_only_names_of_its_own(build_dir, isa):
+    """A weak std:: symbol compiled for AVX-512 must not end up serving a machine that has none."""
+    joined = build_dir / f"src/kernels/isa_{isa}.o"
+    if not joined.exists():
+        pytest.skip(f"this build has no {isa} kernels")
+    names = [line.split()[-1] for line in run("nm", "--extern-only", "--defined-only", joined).stdout.splitlines()]
+    own = f"_ZN3gka7kernels3cpu{len(isa)}{isa}"
+    assert names, "nothing is visible at all"
+    assert [name for name in names if not name.startswith(own)] == []

@@ -1,0 +1,66 @@
+"""Promises the repository makes about itself: one version, pinned packages, one direction of includes."""
+
+import re
+from importlib import metadata
+
+import pytest
+from commands import ROOT, run
+
+import gka
+
+# Each layer may include itself and the layers to its left; `kernels` and the public headers below it know no torch.
+STAIRCASE = ["kernels", "ops", "layers", "models", "data", "infer", "train", "serve", "cli"]
+TORCH_FREE = [
+    *(ROOT / "src/kernels").rglob("*"),
+    *(ROOT / "include/gka" / name for name in ["types.h", "kernels.h", "info.h"]),
+]
+
+
+def includes(path):
+    return re.findall(r'^#include\s+[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
+
+
+def test_the_version_is_the_same_everywhere(root, build_dir):
+    version = re.search(r"project\(gka VERSION (\S+)", (root / "CMakeLists.txt").read_text())[1]
+    assert gka.__version__ == version
+    assert metadata.version("gka") == version
+    assert run(build_dir / "bin/gka", "--version").stdout == f"gka {version}\n"
+    assert re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
+
+
+def test_every_python_package_is_pinned_to_one_version(root):
+    lines = [line for line in (root / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9.]*", line)] == []
+
+
+def test_includes_go_down_the_staircase_only():
+    upward = []
+    for place, layer in enumerate(STAIRCASE):
+        above = tuple(f"{name}/" for name in STAIRCASE[place + 1 :])
+        for path in (ROOT / "src" / layer).rglob("*"):
+            if path.suffix in {".h", ".cpp", ".cu", ".cuh"}:
+                upward += [
+                    f"{path.relative_to(ROOT)} includes {name}" for name in includes(path) if name.startswith(above)
+                ]
+    assert upward == []
+
+
+def test_the_kernels_know_nothing_of_torch():
+    torch = ("torch/", "ATen/", "c10/", "gka/gka.h")
+    sources = [path for path in TORCH_FREE if path.suffix in {".h", ".cpp", ".cu", ".cuh"}]
+    assert len(sources) > 3
+    assert [f"{path} includes {name}" for path in sources for name in includes(path) if name.startswith(torch)] == []
+
+
+@pytest.mark.parametrize("header", ["types.h", "kernels.h", "info.h"])
+def test_a_public_header_without_torch_compiles_by_itself(root, header, tmp_path):
+    source = tmp_path / "alone.cpp"
+    source.write_text(f"#include <gka/{header}>\n")
+    run("c++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{root / 'include'}", source)
+
+
+def test_setting_up_a_second_time_does_nothing(root):
+    if not (root / ".venv/.requirements.sha256").exists():
+        pytest.skip("this checkout was not set up by scripts/setup.sh")
+    assert run("scripts/setup.sh", cwd=root).stdout == ""
