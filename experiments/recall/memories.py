@@ -97,7 +97,7 @@ class Memory:
         return self.key_dim(dim) * dim + (dim * dim if self.keeps_h else 0)
 
 
-_BETAS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+_BETAS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)  # towards 0: linear attention
 _DECAYS = (1.0, 0.9995, 0.999, 0.99)
 
 MEMORIES = {

@@ -73,28 +73,26 @@ struct Problem {
 
   View q{};
   View k{};
-  View v{};                                 // absent with Part::solve
-  View log_decay{};                         // absent: 0
-  View beta{};                              // absent: 1
-  View alpha{};                             // absent: 1; ignored unless Part::both
-  const void* h0 = nullptr;                 // absent: zero
-  const void* u0 = nullptr;                 // absent: zero
+  View v{};                  // absent with Part::solve
+  View log_decay{};          // absent: 0
+  View beta{};               // absent: 1
+  View alpha{};              // absent: 1; ignored unless Part::both
+  const void* h0 = nullptr;  // absent: zero
+  const void* u0 = nullptr;  // absent: zero
 
   Options options{};
 };
 
 /// The accumulation type of a problem, which is also that of its states.
-constexpr DType state_dtype(const Problem& p) {
-  return p.q.dtype == DType::float64 ? DType::float64 : DType::float32;
-}
+constexpr DType state_dtype(const Problem& p) { return p.q.dtype == DType::float64 ? DType::float64 : DType::float32; }
 
 /// What a forward pass keeps for the backward pass. The contents belong to the backend that wrote them; the caller
 /// only provides the room, all of it or none.
 struct Saved {
-  void* x = nullptr;           // [batch, tokens, heads, key_dim], accumulation type; not for Part::memory
-  double* norm = nullptr;      // [batch, tokens, heads]; not for Part::memory
-  void* h = nullptr;           // [max_segments(problem), heads, key_dim, key_dim]; not for Part::memory
-  void* u = nullptr;           // [max_segments(problem), heads, key_dim, value_dim]; not for Part::solve
+  void* x = nullptr;       // [batch, tokens, heads, key_dim], accumulation type; not for Part::memory
+  double* norm = nullptr;  // [batch, tokens, heads]; not for Part::memory
+  void* h = nullptr;       // [max_segments(problem), heads, key_dim, key_dim]; not for Part::memory
+  void* u = nullptr;       // [max_segments(problem), heads, key_dim, value_dim]; not for Part::solve
 };
 
 /// Per-token diagnostics, each contiguous float64 [batch, tokens, heads] (x: [batch, tokens, heads, key_dim]), each
@@ -109,8 +107,8 @@ struct Report {
 };
 
 struct Outputs {
-  View o{};             // [batch, tokens, heads, value_dim]; with Part::solve x, [batch, tokens, heads, key_dim]
-  void* h = nullptr;    // final states, each optional
+  View o{};           // [batch, tokens, heads, value_dim]; with Part::solve x, [batch, tokens, heads, key_dim]
+  void* h = nullptr;  // final states, each optional
   void* u = nullptr;
   Saved saved{};
   Report report{};

@@ -55,23 +55,25 @@ std::string built_names() {
 
 struct Choice {
   const Backend* backend = nullptr;
-  std::string reason;
+  std::string passed_over;  // why not the ones before it
 };
 
-/// The first backend of the device that takes the call; the reason tells about those passed over.
+/// The first backend of the device that takes the call.
 Choice choose(const CallInfo& call) {
   std::string passed_over;
   for (const auto& backend : kBackends) {
     if (backend.device != call.device) continue;
     const auto refusal = backend.built ? backend.refuses(call) : backend.detail();
-    if (refusal.empty()) {
-      return {&backend, passed_over + "the " + std::string(backend.name) + " kernels take every call on this device"};
-    }
+    if (refusal.empty()) return {&backend, passed_over};
     passed_over += std::string(backend.name) + ": " + refusal + "; ";
   }
-  if (passed_over.empty())
-    return {nullptr, "no kernels for the device " + call.device + " (built: " + built_names() + ")"};
-  return {nullptr, passed_over + "built: " + built_names()};
+  return {nullptr, passed_over};
+}
+
+std::string why_none(const CallInfo& call, const Choice& choice) {
+  const auto passed_over =
+      choice.passed_over.empty() ? "no kernels for the device " + call.device + "; " : choice.passed_over;
+  return passed_over + "built: " + built_names();
 }
 
 }  // namespace
@@ -82,7 +84,7 @@ const Backend& backend_for(std::string_view op, const CallInfo& call) {
   const auto choice = choose(call);
   if (choice.backend == nullptr) {
     throw c10::NotImplementedError(std::string(op) + ": q takes a device this build has kernels for, got " +
-                                   call.device + " (" + choice.reason + ")");
+                                   call.device + " (" + why_none(call, choice) + ")");
   }
   return *choice.backend;
 }
@@ -109,7 +111,9 @@ std::vector<BackendInfo> backends() {
 
 KernelChoice choose_kernel(const CallInfo& call) {
   const auto choice = ops::choose(call);
-  return {.kernel = choice.backend == nullptr ? "" : std::string(choice.backend->name), .reason = choice.reason};
+  if (choice.backend == nullptr) return {.kernel = "", .reason = ops::why_none(call, choice)};
+  const std::string name(choice.backend->name);
+  return {.kernel = name, .reason = choice.passed_over + name + " takes this call (" + choice.backend->detail() + ")"};
 }
 
 }  // namespace gka

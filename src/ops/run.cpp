@@ -49,6 +49,12 @@ at::Tensor integers(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.to(at::kCPU, at::kLong).contiguous() : tensor;
 }
 
+/// Drops what the part has no use for, and with it any gradient for it.
+void drop_unused(Arguments& a) {
+  if (a.part == "solve") a.v = a.alpha = a.u0 = a.d_u = at::Tensor();
+  if (a.part == "memory") a.alpha = a.h0 = a.d_h = a.ridge_diagonal = at::Tensor();
+}
+
 /// Brings the tensors into the layout and type the kernels read, without a copy where they have it already.
 void prepare(Arguments& a) {
   for (auto* tensor : {&a.q, &a.k, &a.v, &a.d_o}) make_channels_contiguous(*tensor);
@@ -157,6 +163,7 @@ kernels::Saved saved_pointers(const at::Tensor& x, const at::Tensor& norm, const
 
 void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Arguments a = pop_arguments(op.schema(), *stack);
+  drop_unused(a);
   const auto name = public_name(a);
   const auto options = parse_options(name, a);
   const auto sizes = check_call(name, a);
@@ -178,6 +185,7 @@ void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   constexpr std::string_view name = "gated_kalmanet_backward";
   Arguments a = pop_arguments(op.schema(), *stack);
+  drop_unused(a);
   const auto options = parse_options(name, a);
   const auto sizes = check_backward(a);
   const auto results = gradient_room(a);

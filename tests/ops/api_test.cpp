@@ -15,6 +15,8 @@
 
 #include <string>
 
+#include "ops/backends.h"
+
 namespace {
 
 struct Inputs {
@@ -167,6 +169,14 @@ TEST(Api, AnUndefinedTensorIsNamed) {
               gka::gated_kalmanet_step(i.q.select(1, 0), i.k.select(1, 0), i.v.select(1, 0), {}, {}, {}, {});
             }),
             "gated_kalmanet_step: h takes a tensor, got none");
+}
+
+TEST(Info, ADeviceWithoutKernelsIsRefusedWithWhatWasBuilt) {
+  const auto refusal =
+      complaint<c10::NotImplementedError>([] { gka::ops::backend_for("ridge_solve", {.device = "xpu"}); });
+  EXPECT_EQ(
+      refusal,
+      "ridge_solve: q takes a device this build has kernels for, got xpu (no kernels for the device xpu; built: cpu)");
 }
 
 TEST(Info, TheCpuTakesACallOnTheCpu) {

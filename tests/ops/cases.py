@@ -38,7 +38,8 @@ def make(
         "alpha": uniform(batch, tokens, heads),
     }
     case = {name: tensor for name, tensor in case.items() if name not in GATES or name in gates}
-    case = {name: tensor.to(gate_dtype or dtype) if name in GATES else tensor.to(dtype) for name, tensor in case.items()}
+    types = {name: (gate_dtype or dtype) if name in GATES else dtype for name in case}
+    case = {name: tensor.to(types[name]) for name, tensor in case.items()}
     if states:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         root = normal(states, heads, key_dim, key_dim)

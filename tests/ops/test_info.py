@@ -55,7 +55,7 @@ def test_choose_kernel_says_what_is_missing_for_a_device_without_kernels():
 
 
 def test_choose_kernel_refuses_names_that_do_not_exist():
-    with pytest.raises(ValueError, match="^choose_kernel: solver takes one of chebyshev"):
+    with pytest.raises(ValueError, match=r"^choose_kernel: solver takes one of chebyshev"):
         gka.choose_kernel(solver="jacobi")
 
 

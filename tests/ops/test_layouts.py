@@ -10,7 +10,9 @@ LAYOUTS = {
     "heads first": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
     "tokens first": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
     "channels strided": lambda t: torch.stack([t, torch.full_like(t, float("nan"))], dim=-1)[..., 0],
-    "a slice of something wider": lambda t: torch.cat([torch.full_like(t, float("nan")), t], dim=-1)[..., t.shape[-1] :],
+    "a slice of something wider": lambda t: torch.cat([t, torch.full_like(t, float("nan"))], dim=-1)[
+        ..., : t.shape[-1]
+    ],
 }
 
 
@@ -56,6 +58,7 @@ def test_strided_states_and_gradients_of_states_are_taken():
     turned = tuple(case[name].transpose(0, 1).contiguous().transpose(0, 1) for name in ("h0", "u0"))
     again, other = gka.gated_kalmanet(**tensors, initial_state=turned, output_final_state=True)
     assert torch.equal(o, again)
+
     # A transposed loss sends back a transposed gradient; sum() an expanded one.
     def loss(h, u):
         return (h.mT * torch.arange(8.0)).sum() + u.sum()
@@ -89,7 +92,9 @@ def test_a_narrow_type_costs_no_more_than_the_rounding_of_inputs_and_outputs(dty
         assert relative_error(got[name], want[name]) < limit, name
 
 
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(1, 1), (1, 256), (256, 1), (17, 33), (64, 64), (128, 128), (256, 256)])
+@pytest.mark.parametrize(
+    ("key_dim", "value_dim"), [(1, 1), (1, 256), (256, 1), (17, 33), (64, 64), (128, 128), (256, 256)]
+)
 def test_every_size_from_1_to_256_works(key_dim, value_dim):
     case = make(1, 5, 1, key_dim, value_dim, dtype=torch.float32)
     narrow, wide = requiring_grad(case), requiring_grad({name: tensor.double() for name, tensor in case.items()})
@@ -108,7 +113,7 @@ def test_h_counts_as_its_symmetric_part():
     results = []
     for h0 in (skewed, symmetric):
         h0 = h0.clone().requires_grad_()
-        o, (h, u) = gka.gated_kalmanet(**tensors, initial_state=(h0, case["u0"]), output_final_state=True)
+        o, (h, _) = gka.gated_kalmanet(**tensors, initial_state=(h0, case["u0"]), output_final_state=True)
         (gradient,) = torch.autograd.grad((o.sum() + (h * skewed).sum()), h0)
         assert torch.equal(gradient, gradient.mT)
         results.append((o, h, gradient))

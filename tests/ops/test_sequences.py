@@ -1,5 +1,7 @@
 """What must not depend on how tokens are grouped: packing, splitting, stepping, threads; and what must stay apart."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from cases import backward, make, relative_error, requiring_grad, split
@@ -22,7 +24,7 @@ def test_packed_equals_one_by_one():
     o, (h, u) = gka.gated_kalmanet(**tensors, **state, cu_seqlens=bounds, output_final_state=True)
 
     parts = []
-    for n, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for n, (begin, end) in enumerate(pairwise(bounds)):
         own = (case["h0"][n : n + 1], case["u0"][n : n + 1])
         parts.append(gka.gated_kalmanet(**at(case, slice(begin, end)), initial_state=own, output_final_state=True))
     want = [

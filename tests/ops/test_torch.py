@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import backward, make, relative_error, requiring_grad, split
+from cases import backward, make, relative_error, requiring_grad, split, weights
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
@@ -110,14 +110,33 @@ def test_a_compiled_graph_with_symbolic_sizes_has_the_gradients_of_eager():
 
 def test_a_packed_call_compiles():
     torch._dynamo.reset()
-    compiled = torch.compile(lambda case, cu: gka.gated_kalmanet(**case, cu_seqlens=cu)[0], backend="aot_eager", fullgraph=True)
+
+    def packed(case, cu_seqlens):
+        return gka.gated_kalmanet(**case, cu_seqlens=cu_seqlens)[0]
+
+    compiled = torch.compile(packed, backend="aot_eager", fullgraph=True)
     case = requiring_grad(make(1, 20))
     cu_seqlens = torch.tensor([0, 7, 20])
-    want = gka.gated_kalmanet(**case, cu_seqlens=cu_seqlens)[0]
+    want = packed(case, cu_seqlens)
     got = compiled(case, cu_seqlens)
     assert relative_error(got, want) < 1e-12
     for a, b in zip(backward([got], case).values(), backward([want], case).values(), strict=True):
         assert relative_error(a, b) < 1e-12
+
+
+def test_a_compiled_backward_pass_is_traced_too():
+    torch._dynamo.reset()
+    case = requiring_grad(make())
+    want = backward([gka.gated_kalmanet(**case)[0]], case)
+
+    def train(case):
+        o, _ = gka.gated_kalmanet(**case)
+        o.backward(weights(o)[0])
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(train, backend="aot_eager")(case)
+    for name, leaf in case.items():
+        assert relative_error(leaf.grad, want[name]) < 1e-12, name
 
 
 def test_a_compiled_step_updates_the_state_in_place():
@@ -125,9 +144,12 @@ def test_a_compiled_step_updates_the_state_in_place():
     case = {name: tensor[:, 0] for name, tensor in make().items()}
     fresh = make(states=2)
     eager, compiled = ((fresh["h0"].clone(), fresh["u0"].clone()) for _ in range(2))
-    step = torch.compile(lambda state: gka.gated_kalmanet_step(**case, state=state), backend="aot_eager", fullgraph=True)
-    want = gka.gated_kalmanet_step(**case, state=eager)
-    assert relative_error(step(compiled), want) < 1e-12
+
+    def step(state):
+        return gka.gated_kalmanet_step(**case, state=state)
+
+    want = step(eager)
+    assert relative_error(torch.compile(step, backend="aot_eager", fullgraph=True)(compiled), want) < 1e-12
     for a, b in zip(compiled, eager, strict=True):
         assert relative_error(a, b) < 1e-12
     assert relative_error(compiled[0], fresh["h0"]) > 1e-3

@@ -1,8 +1,10 @@
 """The operator, one token at a time, in float64 torch: a second opinion on the C++ reference and on every gradient.
 
-Autograd through it gives the unrolled gradient of every solver. With ``gradient="implicit"`` the solve is differentiated
-by the implicit function theorem, the transposed system being solved by the same r iterations.
+Autograd through it gives the unrolled gradient of every solver. With ``gradient="implicit"`` the solve is
+differentiated by the implicit function theorem, the transposed system being solved by the same r iterations.
 """
+
+from itertools import pairwise
 
 import torch
 
@@ -138,7 +140,7 @@ def gated_kalmanet(
         spans = [(row, 0, tokens) for row in range(batch)]
     else:
         bounds = cu_seqlens.tolist()
-        spans = [(0, begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]
+        spans = [(0, begin, end) for begin, end in pairwise(bounds)]
     options = {
         "ridge": ridge.double() if isinstance(ridge, torch.Tensor) else ridge,
         "iterations": iterations,
@@ -167,5 +169,6 @@ def gated_kalmanet(
         final_h.append(h)
         final_u.append(u)
     shape = (batch, tokens, heads, v.shape[-1])
-    o = torch.stack([rows[i, t] for i in range(batch) for t in range(tokens)]).reshape(shape) if rows else v.new_zeros(shape)
+    answers = [rows[i, t] for i in range(batch) for t in range(tokens)]
+    o = torch.stack(answers).reshape(shape) if answers else v.new_zeros(shape)
     return o, (torch.stack(final_h), torch.stack(final_u))

@@ -13,11 +13,11 @@
 namespace gka::kernels::cpu {
 
 struct Segment {
-  std::int64_t index = 0;     // its place in the arrays of saved states
+  std::int64_t index = 0;  // its place in the arrays of saved states
   std::int64_t sequence = 0;
   Sequence tokens;
   bool first = false;
-  bool last = false;          // of its sequence
+  bool last = false;  // of its sequence
 };
 
 /// The segments of a problem, sequence by sequence; `begin[n]` is the first of sequence n.

@@ -65,7 +65,7 @@ struct Workspace {
   Buffer<T> scores, rows, rows_too, lanes_too;
   double inner_h[kMaxChunk];  // ⟨dH_c, H_c⟩
   double inner_u[kMaxChunk];  // ⟨dU_c, U_c⟩
-  double phi[kMaxChunk];
+  double phi_f2[kMaxChunk];   // φ_c ‖H_c‖²
   double d_ridge[kMaxChunk];
   Buffer<double> d_diagonal;
 
@@ -77,7 +77,8 @@ struct Workspace {
     for (Buffer<T>* b : {&x, &y, &w, &right, &z, &gk, &rv}) b->resize(d);
     for (Buffer<T>* b : {&d_o, &dv}) b->resize(static_cast<std::int64_t>(std::max(s.dim, s.values)) * kMaxChunk);
     scores.resize(kMaxChunk * kMaxChunk);
-    for (Buffer<T>* b : {&rows, &rows_too}) b->resize(static_cast<std::int64_t>(kMaxChunk) * std::max(chunk.ldk, chunk.ldv));
+    for (Buffer<T>* b : {&rows, &rows_too})
+      b->resize(static_cast<std::int64_t>(kMaxChunk) * std::max(chunk.ldk, chunk.ldv));
     lanes_too.resize(d);
     d_diagonal.resize(s.dim);
   }
@@ -100,7 +101,8 @@ double inner_product(const T* a, const T* b, std::int64_t n) {
 
 /// target += Σ_c weight_c a_c b_cᵀ, a as lanes [m × lanes], b as lanes [n × lanes], target by rows.
 template <typename T>
-void add_outer(const Chunk<T>& t, const T* a, int m, const T* b, int n, const double* weight, T* rows, T* target, int ld) {
+void add_outer(const Chunk<T>& t, const T* a, int m, const T* b, int n, const double* weight, T* rows, T* target,
+               int ld) {
   const int stride = padded<T>(n);
   to_rows<T>(b, t.lanes, t.len, n, rows, stride);
   for (int c = 0; c < t.len; ++c) {
@@ -112,8 +114,8 @@ void add_outer(const Chunk<T>& t, const T* a, int m, const T* b, int n, const do
 
 /// out_i += Σ_{c ≥ i} M_ic weight_c b_c (a_c · key_i): lanes of the token that is written to.
 template <typename T>
-void add_later(const Chunk<T>& t, const Decay& decay, const T* a, const T* keys, int n, const double* weight, const T* b,
-               int m, T* scores, T* out) {
+void add_later(const Chunk<T>& t, const Decay& decay, const T* a, const T* keys, int n, const double* weight,
+               const T* b, int m, T* scores, T* out) {
   const int lanes = t.lanes;
   gemm<T>(t.len, lanes, n, {a, 1, lanes}, keys, lanes, scores, lanes);
   for (int c = 0; c < t.len; ++c) {
@@ -149,39 +151,51 @@ void add_pair(Workspace<T>& w, const T* p, const T* z, const T* sz) {
   }
 }
 
-/// Σ_c φ_c H_c: Q_ij = Σ_c M_ic φ_c M_jc is M_ij Q_jj for i ≤ j, so a recursion over Q_jj is all it takes.
+/// Σ_c φ_c H_c: Q_ij = Σ_c M_ic φ_c M_jc is M_ij Q_jj for i ≤ j, so a recursion over Q_jj is all it takes. φ is of the
+/// order of 1/f², which leaves the range of numbers long before the memory does: every factor 1/f is met with a weight
+/// that is at most f before it is met with the other one, and Q_jj is kept times f_j².
 template <typename T>
 void add_norm_term(Workspace<T>& w) {
   const Chunk<T>& t = w.chunk;
   const Decay& decay = *t.key_decay;
   const int len = t.len, lanes = t.lanes, dim = w.size.dim;
-  double own[kMaxChunk];  // Q_jj
+  const double* f = w.op.norm;
+  double own[kMaxChunk];  // Q_jj f_j²
   bool any = false;
   for (int j = len - 1; j >= 0; --j) {
-    const double next = j + 1 < len ? decay.m[j][j + 1] * decay.m[j][j + 1] * own[j + 1] : 0;
-    own[j] = w.phi[j] + next;
+    own[j] = w.phi_f2[j];
+    if (j + 1 < len && own[j + 1] != 0) {
+      const double kept = decay.m[j][j + 1] * f[j] / f[j + 1];
+      own[j] += kept * kept * own[j + 1];
+    }
     any |= own[j] != 0;
   }
   if (!any) return;
+  const double h_scale = w.op.h_scale;
+  const T down = static_cast<T>(1 / h_scale);
   for (int i = 0; i < len; ++i) {
-    // H_0 k_i may be as small as the memory and its weight as large as its inverse square: meet in the middle.
-    const T by = static_cast<T>(decay.zeta[i] * own[i] * w.op.h_scale), down = static_cast<T>(1 / w.op.h_scale);
+    if (own[i] == 0 || decay.zeta[i] == 0) continue;  // not even a NaN of H_0 gets here
+    const T by = static_cast<T>(own[i] * (decay.zeta[i] * h_scale / f[i]) / f[i]);
     for (int d = 0; d < dim; ++d) w.gk[d * lanes + i] += by * (w.op.hk[d * lanes + i] * down);
   }
   for (int j = 0; j < len; ++j) {
     for (int i = 0; i < lanes; ++i) {
-      const int a = std::min(i, j), b = std::max(i, j);
-      const double q = i < len ? decay.m[a][b] * own[b] * t.beta[j] : 0;
+      const int later = std::max(i, j), earlier = std::min(i, j);
+      double q = 0;
+      if (i < len && own[later] != 0) {
+        const double m = decay.m[earlier][later], beta = t.beta[j];
+        q = own[later] * (j == later ? (beta / f[later]) * (m / f[later]) : (m * beta / f[later]) / f[later]);
+      }
       w.scores[j * lanes + i] = static_cast<T>(q) * w.op.gram[j * lanes + i];
     }
   }
   gemm<T>(dim, lanes, len, {t.k, 1, t.ldk}, w.scores, lanes, w.gk, lanes, true);
 
-  const T by = static_cast<T>(decay.zeta[0] * decay.zeta[0] * own[0] * w.op.h_scale);
-  const T down = static_cast<T>(1 / w.op.h_scale);
-  for (int i = 0; i < dim * w.g.ldh; ++i) w.g.h[i] += by * (w.op.h[i] * down);
+  const auto reach = [&](int j) { return own[j] == 0 ? 0 : own[j] * (decay.zeta[j] / f[j]); };
+  const T by = static_cast<T>(own[0] == 0 ? 0 : reach(0) * (decay.zeta[0] * h_scale / f[0]));
+  for (int i = 0; by != 0 && i < dim * w.g.ldh; ++i) w.g.h[i] += by * (w.op.h[i] * down);
   for (int j = 0; j < len; ++j) {
-    const T weight = static_cast<T>(decay.zeta[j] * own[j] * t.beta[j]);
+    const T weight = static_cast<T>(own[j] == 0 ? 0 : reach(j) * (t.beta[j] / f[j]));
     for (int i = 0; i < t.ldk; ++i) w.rows[j * t.ldk + i] = weight * t.k[j * t.ldk + i];
   }
   gemm<T>(dim, padded<T>(dim), len, {t.k, 1, t.ldk}, w.rows, t.ldk, w.g.h, w.g.ldh, true);
@@ -244,6 +258,45 @@ void values_part(const Problem& p, Workspace<T>& w, const T* u, int ldu) {
   add_outer<T>(t, w.z, dim, w.d_o, values, carried, w.rows, w.g.u, w.g.ldu);
 }
 
+/// Lost tokens take no part in products: x̃ and do count as 0 there, and what depends on them is marked at the end.
+/// `lost` says which tokens those are: the lost ones and all before them, back to the last γ = 0. Returns whether the
+/// chunk's start is among them.
+template <typename T>
+bool set_lost_aside(const Problem& p, Workspace<T>& w, const T* u, int ldu, bool* lost) {
+  const Chunk<T>& t = w.chunk;
+  bool values_lost[kMaxChunk] = {};
+  if (w.size.remembers) {
+    const bool state_lost = !std::isfinite(frobenius(u, w.size.dim, ldu));
+    t.find_lost(t.bad_value, t.values_decay(), state_lost, values_lost);
+  }
+  bool reaches = false;
+  for (int c = t.len - 1; c >= 0; --c) {
+    const bool here = values_lost[c] || (w.size.solves && w.op.lost[c]);
+    for (int i = 0; here && w.size.solves && i < w.size.dim; ++i) w.x[i * t.lanes + c] = T{0};
+    const int channels = w.size.remembers ? w.size.values : w.size.dim;
+    for (int i = 0; here && i < channels; ++i) w.d_o[i * t.lanes + c] = T{0};
+    reaches |= here;
+    lost[c] = reaches;
+    const bool both_forget = p.options.decay_keys || !w.size.solves;
+    if (t.gamma[c] == 0 && both_forget) reaches = false;
+  }
+  return reaches;
+}
+
+template <typename T>
+void mark_lost_gradients(Workspace<T>& w, const bool* lost, bool start_lost) {
+  const Chunk<T>& t = w.chunk;
+  for (int c = 0; c < t.len; ++c) {
+    if (!lost[c]) continue;
+    mark_lost<T>(w.gk, w.size.dim, t.lanes, c);
+    mark_lost<T>(w.rv, w.size.dim, t.lanes, c);
+    mark_lost<T>(w.dv, w.size.values, t.lanes, c);
+  }
+  if (!start_lost) return;
+  if (w.size.solves) fill_nan(w.g.h.get(), static_cast<std::int64_t>(w.size.dim) * w.g.ldh);
+  if (w.size.remembers) fill_nan(w.g.u.get(), static_cast<std::int64_t>(w.size.dim) * w.g.ldu);
+}
+
 /// The right-hand side of the second solve, σ dx, as lanes.
 template <typename T>
 void right_hand_side(Workspace<T>& w) {
@@ -291,8 +344,8 @@ void solve_part(const Options& options, Workspace<T>& w) {
     }
     const bool counts = options.ridge_gradient && w.op.live(c) && f > 0;
     // σ = 1/f or 1/(f + λ): dσ/df = −σ², and df/dH = H/f.
-    w.phi[c] = counts ? -through_scale * sigma / f : 0;
-    w.inner_h[c] += counts ? -through_scale * (sigma * f) : 0;
+    w.phi_f2[c] = counts ? -through_scale * (sigma * f) : 0;
+    w.inner_h[c] += w.phi_f2[c];
   }
   add_norm_term(w);
 }
@@ -321,11 +374,16 @@ void write_query_gradients(const Gradients& out, Workspace<T>& w, std::int64_t b
       w.lanes_too[at] = solved + direct;
     }
   }
+  for (int c = 0; c < t.len; ++c) {
+    if ((w.size.solves && w.op.lost[c]) || (w.size.remembers && w.recall.lost[c]))
+      mark_lost<T>(w.lanes_too, dim, lanes, c);
+  }
   w.chunk.store_lanes(out.d_q, b, t0, head, dim, w.lanes_too);
 }
 
 template <typename T>
-void add_sum(Chunk<T>& t, const View& sum, std::int64_t b, std::int64_t t0, std::int64_t head, int n, T* scratch, T* to) {
+void add_sum(Chunk<T>& t, const View& sum, std::int64_t b, std::int64_t t0, std::int64_t head, int n, T* scratch,
+             T* to) {
   t.load_lanes(sum, b, t0, head, n, scratch);
   for (int i = 0; i < n * t.lanes; ++i) to[i] += scratch[i];
 }
@@ -383,7 +441,8 @@ int chunk_starts(const Problem& p, const Segment& segment, const SegmentStates<T
                  Workspace<T>& w) {
   const Sizes& s = w.size;
   if (s.solves) unpack_matrix(states.h_at(segment.index, head), s.dim, s.dim, w.starts[0].h.get(), w.starts[0].ldh);
-  if (s.remembers) unpack_matrix(states.u_at(segment.index, head), s.dim, s.values, w.starts[0].u.get(), w.starts[0].ldu);
+  if (s.remembers)
+    unpack_matrix(states.u_at(segment.index, head), s.dim, s.values, w.starts[0].u.get(), w.starts[0].ldu);
   int i = 0;
   const std::int64_t end = segment.tokens.begin + segment.tokens.length;
   for (std::int64_t t = segment.tokens.begin; t < end; t += s.chunk, ++i) {
@@ -441,10 +500,13 @@ void segment_alone(const Problem& p, const Saved& saved, const Gradients& out, c
       w.op.set(w.chunk, w.starts[i].h, w.starts[i].ldh, p.options, head);
       w.chunk.load_lanes(saved_x, b, t, head, s.dim, w.x);
     }
+    bool lost[kMaxChunk];
+    const bool start_lost = set_lost_aside(p, w, w.starts[i].u.get(), w.starts[i].ldu, lost);
     carry_into_chunk(w, last);
     if (s.remembers) values_part(p, w, w.starts[i].u.get(), w.starts[i].ldu);
     if (s.solves) solve_part(p.options, w);
     write_query_gradients(out, w, b, t, head);
+    mark_lost_gradients(w, lost, start_lost);
     double key_inner[kMaxChunk], value_inner[kMaxChunk];
     write_sums(p, w, sums, b, t, head, key_inner, value_inner, false);
     write_decay_sums(p, w, sums, b, t, head, at_end, key_inner, value_inner);
@@ -597,8 +659,7 @@ void backward_as(const Problem& p, const Saved& saved, const Gradients& out, con
                                 .values = p.value_dim};
   Buffer<T> own_h(sizes.solves ? segments * p.heads * p.key_dim * p.key_dim : 0);
   Buffer<T> own_u(sizes.remembers ? segments * p.heads * p.key_dim * p.value_dim : 0);
-  const SegmentStates<T> own{
-      .h = own_h, .u = own_u, .heads = p.heads, .dim = p.key_dim, .values = p.value_dim};
+  const SegmentStates<T> own{.h = own_h, .u = own_u, .heads = p.heads, .dim = p.key_dim, .values = p.value_dim};
   Buffer<double> diagonals(out.d_ridge_diagonal != nullptr ? segments * p.heads * p.key_dim : 0);
   Sums<T> sums(p);
   const auto workspace = [&] { return std::make_unique<Workspace<T>>(sizes, p.options); };

@@ -188,6 +188,12 @@ void fill_nan(T* m, std::int64_t n) {
   std::fill(m, m + n, std::numeric_limits<T>::quiet_NaN());
 }
 
+/// Token c of an array of lanes becomes NaN.
+template <typename T>
+void mark_lost(T* values, int rows, int lanes, int c) {
+  for (int i = 0; i < rows; ++i) values[i * lanes + c] = std::numeric_limits<T>::quiet_NaN();
+}
+
 /// ‖m‖_F in float64 whatever the scale of m.
 template <typename T>
 double frobenius(const T* m, int rows, int ld) {
@@ -220,16 +226,17 @@ struct Chunk {
   int len = 0;    // tokens
   int lanes = 0;  // len in whole vectors
 
-  Buffer<T> k, v;           // [len × ldk], [len × ldv]: token-major
-  Buffer<T> q, kt, vt;      // [D × lanes], [D × lanes], [V × lanes] (vt only where asked for)
-  Buffer<T> row;            // one row for conversions
+  Buffer<T> k, v;       // [len × ldk], [len × ldv]: token-major
+  Buffer<T> q, kt, vt;  // [D × lanes], [D × lanes], [V × lanes] (vt only where asked for)
+  Buffer<T> row;        // one row for conversions
   double gamma[kMaxChunk], beta[kMaxChunk], alpha[kMaxChunk];
   Decay key_decay_storage, value_decay;
   const Decay* key_decay = nullptr;
 
-  // The first token whose write is not finite (len if none): it and all later ones are lost, no earlier one is
-  // touched. A sum over tokens with zero weights would spread it, so its key and value are taken as 0 in products.
-  int first_bad_key = 0, first_bad_value = 0;
+  // Tokens that write something not finite: they and the tokens after them are lost, until γ = 0 forgets it all; no
+  // earlier token is touched. A sum over tokens with zero weights would spread a NaN, so in products such a token's key
+  // and value count as 0, and whoever is lost is marked afterwards.
+  bool bad_key[kMaxChunk], bad_value[kMaxChunk];
 
   explicit Chunk(const Sizes& s) : size(s), ldk(row_stride<T>(s.dim)), ldv(row_stride<T>(s.values)) {
     k.resize(static_cast<std::int64_t>(s.chunk) * ldk);
@@ -252,23 +259,36 @@ struct Chunk {
     len = length;
     lanes = padded<T>(len);
     load_gates(p, b, t, head);
-    first_bad_key = load_rows(p.k, b, t, head, size.dim, k, ldk, len);
-    for (int c = 0; c < first_bad_key; ++c) {
-      if (!std::isfinite(beta[c]) || std::isnan(gamma[c])) first_bad_key = c;
+    load_rows(p.k, b, t, head, size.dim, k, ldk, bad_key);
+    for (int c = 0; c < len; ++c) {
+      bad_key[c] = (bad_key[c] && beta[c] != 0) || !std::isfinite(beta[c]) || std::isnan(gamma[c]);
+      if (!std::isfinite(beta[c])) beta[c] = 0;
+      if (std::isnan(gamma[c])) gamma[c] = 0;
     }
-    first_bad_value = first_bad_key;
     if (size.remembers) {
-      first_bad_value = std::min(first_bad_key, load_rows(p.v, b, t, head, size.values, v, ldv, len));
-      clear_from(v, ldv, first_bad_value);
+      load_rows(p.v, b, t, head, size.values, v, ldv, bad_value);
+      for (int c = 0; c < len; ++c) bad_value[c] = bad_key[c] || (bad_value[c] && beta[c] != 0);
       if (needs.value_lanes) to_lanes<T>(v, ldv, len, size.values, vt, lanes);
     }
-    clear_from(k, ldk, first_bad_key);
-    for (int c = first_bad_key; c < len; ++c) beta[c] = gamma[c] = 0;
     key_decay_storage.set(gamma, len);
     key_decay = &key_decay_storage;
     if (!p.options.decay_keys) set_undecayed_keys(p);
     if (needs.key_lanes) to_lanes<T>(k, ldk, len, size.dim, kt, lanes);
     if (needs.queries) load_lanes(p.q, b, t, head, size.dim, q);
+  }
+
+  /// Which tokens a bad write, or a state that was lost before, has reached: everything from there to the next γ = 0.
+  void find_lost(const bool* bad, const Decay& decay, bool state_lost, bool* lost) const {
+    for (int c = 0; c < len; ++c) {
+      const double gamma_c = c == 0 ? decay.zeta[0] : decay.m[c - 1][c];
+      state_lost = (state_lost && gamma_c != 0) || bad[c];
+      lost[c] = state_lost;
+    }
+  }
+  bool ends_lost(const bool* bad, const Decay& decay) const {
+    bool lost[kMaxChunk] = {};
+    find_lost(bad, decay, false, lost);
+    return lost[len - 1];
   }
 
   const Decay& values_decay() const { return key_decay == &key_decay_storage ? key_decay_storage : value_decay; }
@@ -295,20 +315,14 @@ struct Chunk {
     }
   }
 
-  /// Returns the first row that is not finite.
-  int load_rows(const View& view, std::int64_t b, std::int64_t t, std::int64_t head, int n, T* to, int ld, int count) {
-    int bad = count;
-    for (int c = 0; c < count; ++c) {
+  /// Rows that are not finite are marked and read as 0.
+  void load_rows(const View& view, std::int64_t b, std::int64_t t, std::int64_t head, int n, T* to, int ld, bool* bad) {
+    for (int c = 0; c < len; ++c) {
       T* at = to + static_cast<std::int64_t>(c) * ld;
       read_row(view, offset(view, b, t + c, head), n, at);
-      for (int i = n; i < ld; ++i) at[i] = T{0};
-      if (c < bad && !all_finite(at, n)) bad = c;
+      bad[c] = !all_finite(at, n);
+      std::fill(at + (bad[c] ? 0 : n), at + ld, T{0});
     }
-    return bad;
-  }
-
-  void clear_from(T* rows, int ld, int from) {
-    std::fill(rows + static_cast<std::int64_t>(from) * ld, rows + static_cast<std::int64_t>(len) * ld, T{0});
   }
 
   void set_undecayed_keys(const Problem& p) {
@@ -327,7 +341,11 @@ struct Chunk {
 template <typename T>
 void scale_by(T* rows, std::int64_t n, double zeta) {
   if (zeta == 1) return;
-  const bool tiny = zeta != 0 && zeta < std::sqrt(static_cast<double>(std::numeric_limits<T>::min()));
+  if (zeta == 0) {
+    std::fill(rows, rows + n, T{0});  // forgotten, whatever it was
+    return;
+  }
+  const bool tiny = zeta < std::sqrt(static_cast<double>(std::numeric_limits<T>::min()));
   const T factor = static_cast<T>(tiny ? std::sqrt(zeta) : zeta);
   for (std::int64_t i = 0; i < n; ++i) rows[i] *= factor;
   if (tiny) {
@@ -341,7 +359,7 @@ template <typename T>
 void advance_keys(const Chunk<T>& c, T* h, int ld, int from, int to, T* scratch) {
   T* rows = h + static_cast<std::int64_t>(from) * ld;
   const std::int64_t n = static_cast<std::int64_t>(to - from) * ld;
-  if (c.first_bad_key < c.len) return fill_nan(rows, n);
+  if (c.ends_lost(c.bad_key, *c.key_decay)) return fill_nan(rows, n);
   for (int j = 0; j < c.len; ++j) {
     const T weight = static_cast<T>(std::sqrt(c.key_decay->end(j, c.len) * c.beta[j]));
     for (int i = 0; i < c.ldk; ++i) scratch[j * c.ldk + i] = weight * c.k[j * c.ldk + i];
@@ -354,7 +372,7 @@ template <typename T>
 void advance_values(const Chunk<T>& c, T* u, int ld, int from, int to, T* scratch) {
   T* rows = u + static_cast<std::int64_t>(from) * ld;
   const std::int64_t n = static_cast<std::int64_t>(to - from) * ld;
-  if (c.first_bad_value < c.len) return fill_nan(rows, n);
+  if (c.ends_lost(c.bad_value, c.values_decay())) return fill_nan(rows, n);
   const Decay& decay = c.values_decay();
   for (int j = 0; j < c.len; ++j) {
     const T weight = static_cast<T>(decay.end(j, c.len) * c.beta[j]);

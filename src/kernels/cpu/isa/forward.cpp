@@ -41,11 +41,6 @@ View saved_x_view(const Problem& p, T* data) {
 }
 
 template <typename T>
-void mark_lost(T* values, int rows, int lanes, int c) {
-  for (int i = 0; i < rows; ++i) values[i * lanes + c] = std::numeric_limits<T>::quiet_NaN();
-}
-
-template <typename T>
 void write_report(const Problem& p, const Report& report, Workspace<T>& w, std::int64_t b, std::int64_t t,
                   std::int64_t head) {
   const int lanes = w.chunk.lanes, dim = w.chunk.size.dim;
@@ -66,7 +61,7 @@ void write_report(const Problem& p, const Report& report, Workspace<T>& w, std::
       mean_ridge += ridge / dim;
       if (report.x != nullptr) report.x[token * dim + i] = x * sigma;
     }
-    const bool lost = w.op.lost(c);
+    const bool lost = w.op.lost[c];
     const double nan = std::numeric_limits<double>::quiet_NaN();
     const double lambda = p.options.ridge_mode == RidgeMode::adaptive ? p.options.ridge * w.op.norm[c]
                           : w.op.diagonal                             ? mean_ridge
@@ -91,7 +86,7 @@ void solve_chunk(const Problem& p, const Outputs& out, Workspace<T>& w, std::int
   w.solver.solve(w.op, w.chunk.q, w.x);
   const int dim = w.chunk.size.dim;
   for (int c = 0; c < w.chunk.len; ++c) {
-    if (w.op.lost(c)) mark_lost<T>(w.x, dim, w.chunk.lanes, c);
+    if (w.op.lost[c]) mark_lost<T>(w.x, dim, w.chunk.lanes, c);
   }
   if (out.saved.x != nullptr) {
     const View view = saved_x_view<T>(p, static_cast<T*>(out.saved.x));
@@ -111,7 +106,7 @@ void answer_chunk(const Problem& p, const Outputs& out, Workspace<T>& w, std::in
       for (int c = 0; c < len; ++c) w.o[i * lanes + c] = w.x[i * lanes + c] * static_cast<T>(w.op.sigma[c]);
     }
     for (int c = 0; c < len; ++c) {
-      if (w.op.lost(c)) mark_lost<T>(w.o, w.chunk.size.dim, lanes, c);
+      if (w.op.lost[c]) mark_lost<T>(w.o, w.chunk.size.dim, lanes, c);
     }
     w.chunk.store_lanes(out.o, b, t, head, w.chunk.size.dim, w.o);
     return;
@@ -120,9 +115,7 @@ void answer_chunk(const Problem& p, const Outputs& out, Workspace<T>& w, std::in
   w.recall.mix(w.chunk, w.chunk.size.solves ? w.x.get() : nullptr);
   w.recall.read(w.chunk, w.state.u, w.state.ldu, p.options.scale, w.o);
   for (int c = 0; c < len; ++c) {
-    if (c >= w.chunk.first_bad_value || (w.chunk.size.solves && w.op.lost(c))) {
-      mark_lost<T>(w.o, w.chunk.size.values, lanes, c);
-    }
+    if (w.recall.lost[c]) mark_lost<T>(w.o, w.chunk.size.values, lanes, c);
   }
   w.chunk.store_lanes(out.o, b, t, head, w.chunk.size.values, w.o);
 }
@@ -163,7 +156,8 @@ void pass_states_through(const Problem& p, const Outputs& out) {
     for (std::int64_t head = 0; head < p.heads; ++head) {
       const std::int64_t slot = n * p.heads + head;
       if (out.h && solves(p)) load_initial_keys(p, n, head, static_cast<T*>(out.h) + slot * dim * dim, dim);
-      if (out.u && remembers_values(p)) load_initial_values(p, n, head, static_cast<T*>(out.u) + slot * dim * values, values);
+      if (out.u && remembers_values(p))
+        load_initial_values(p, n, head, static_cast<T*>(out.u) + slot * dim * values, values);
     }
   }
 }

@@ -104,8 +104,8 @@ void for_row_tiles(int m, Body&& body) {
 template <typename T, int kVectors, bool kUnitRow>
 void gemm_columns(int m, int k, Left<T> a, const T* b, std::int64_t ldb, T* c, std::int64_t ldc, bool accumulate) {
   for_row_tiles(m, [&](auto rows, int i) {
-    gemm_tile<T, decltype(rows)::value, kVectors, kUnitRow>(k, {a.data + i * a.row, a.row, a.step}, b, ldb,
-                                                            c + i * ldc, ldc, accumulate);
+    gemm_tile<T, decltype(rows)::value, kVectors, kUnitRow>(k, {a.data + i * a.row, a.row, a.step}, b, ldb, c + i * ldc,
+                                                            ldc, accumulate);
   });
 }
 

@@ -17,19 +17,19 @@ struct Operator {
   const Chunk<T>* chunk = nullptr;
   const T* h = nullptr;  // H_0 [D × ldh]
   int ldh = 0;
-  Buffer<T> hk;          // H_0 K as lanes
-  Buffer<T> gram;        // [len × lanes]: k_j · k_c
-  Buffer<T> mask;        // [len × lanes]: M_jc β_j σ_c, 0 for j > c
-  Buffer<T> scores;      // scratch, [len × lanes]
-  Buffer<T> state_scale; // [lanes]: σ_c ζ_c
-  Buffer<T> ridge_lane;  // [lanes]: ρ_c
-  Buffer<T> ridge_row;   // [D]: ρ_i, with a diagonal
+  Buffer<T> hk;           // H_0 K as lanes
+  Buffer<T> gram;         // [len × lanes]: k_j · k_c
+  Buffer<T> mask;         // [len × lanes]: M_jc β_j σ_c, 0 for j > c
+  Buffer<T> scores;       // scratch, [len × lanes]
+  Buffer<T> state_scale;  // [lanes]: σ_c ζ_c
+  Buffer<T> ridge_lane;   // [lanes]: ρ_c
+  Buffer<T> ridge_row;    // [D]: ρ_i, with a diagonal
   bool diagonal = false;
 
   double norm[kMaxChunk];   // ‖H_c‖_F
   double sigma[kMaxChunk];  // 0 where there is nothing to solve
   double rho[kMaxChunk];
-  double h_scale = 1;       // ‖H_0‖_F, or 1 where that is 0
+  double h_scale = 1;  // ‖H_0‖_F, or 1 where that is 0
 
   explicit Operator(const Sizes& s)
       : hk(static_cast<std::int64_t>(s.dim) * kMaxChunk),
@@ -42,7 +42,7 @@ struct Operator {
 
   /// Whether token c has a system to solve. A memory that is not finite has none: its answer is NaN.
   bool live(int c) const { return sigma[c] > 0; }
-  bool lost(int c) const { return c >= chunk->first_bad_key || !std::isfinite(norm[c]); }
+  bool lost[kMaxChunk];
 
   void set(const Chunk<T>& tokens, const T* state, int ld, const Options& options, std::int64_t head) {
     chunk = &tokens;
@@ -85,24 +85,26 @@ struct Operator {
     lane_dot<T>(hk, t.kt, t.size.dim, t.lanes, kh);
     const double start = frobenius(h, t.size.dim, ldh);
     h_scale = start > 0 && std::isfinite(start) ? start : 1;
+    t.find_lost(t.bad_key, decay, !std::isfinite(start), lost);
     double before = start;
     for (int c = 0; c < t.len; ++c) {
       const double gamma = c == 0 ? decay.zeta[0] : decay.m[c - 1][c];
-      double written = (c == 0 ? 1 : decay.zeta[c - 1]) * static_cast<double>(kh[c]);
+      const double reach = c == 0 ? 1 : decay.zeta[c - 1];
+      double written = reach == 0 ? 0 : reach * static_cast<double>(kh[c]);
       for (int j = 0; j < c; ++j) {
         const double g = gram[j * t.lanes + c];
         written += decay.m[j][c - 1] * t.beta[j] * g * g;
       }
-      const double kept = gamma * before;
+      const double kept = gamma == 0 ? 0 : gamma * before;
       const double added = t.beta[c] * static_cast<double>(gram[c * t.lanes + c]);
       const double top = std::max(kept, added);
       norm[c] = top;
       if (top > 0 && std::isfinite(top)) {
-        const double cross = (gamma * written / top) * (t.beta[c] / top);
+        const double cross = gamma == 0 ? 0 : (gamma * written / top) * (t.beta[c] / top);
         const double square = (kept / top) * (kept / top) + 2 * cross + (added / top) * (added / top);
         norm[c] = top * std::sqrt(std::max(square, 0.0));
       }
-      if (std::isnan(kept)) norm[c] = kept;  // std::max drops NaN
+      if (lost[c]) norm[c] = std::numeric_limits<double>::quiet_NaN();
       before = norm[c];
     }
   }
@@ -126,7 +128,7 @@ struct Operator {
       }
       // Below the smallest normal number of T the memory itself has underflowed: nothing is remembered.
       const double reach = sigma[c] * t.key_decay->zeta[c];
-      if (lost(c) || !(sigma[c] < std::numeric_limits<double>::max()) ||
+      if (lost[c] || !std::isfinite(f) || !(sigma[c] < std::numeric_limits<double>::max()) ||
           reach > static_cast<double>(std::numeric_limits<T>::max())) {
         sigma[c] = 0;
       }
@@ -142,7 +144,8 @@ struct Operator {
     }
     for (int j = 0; j < t.len; ++j) {
       for (int c = 0; c < t.lanes; ++c) {
-        mask[j * t.lanes + c] = c >= j && c < t.len ? static_cast<T>(t.key_decay->m[j][c] * t.beta[j] * sigma[c]) : T{0};
+        mask[j * t.lanes + c] =
+            c >= j && c < t.len ? static_cast<T>(t.key_decay->m[j][c] * t.beta[j] * sigma[c]) : T{0};
       }
     }
   }
@@ -191,12 +194,13 @@ struct Operator {
       for (int v = 0; v < kVectors; ++v) {
         const Vec<T> scale = load(state_scale + c + v * kLanes<T>);
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) tile.acc[r][v] *= scale;
+        for (int r = 0; r < kRows; ++r) tile.acc[r][v] = scale == 0 ? Vec<T>{} : tile.acc[r][v] * scale;
       }
       const Left<T> keys{chunk->k + i, 1, chunk->ldk};
       tile.multiply(keys, scores + c, lanes, 0, std::min(len, c + kLanes<T>));
       if constexpr (kVectors > 1) {
-        tile.template multiply<1>(keys, scores + c, lanes, std::min(len, c + kLanes<T>), std::min(len, c + 2 * kLanes<T>));
+        tile.template multiply<1>(keys, scores + c, lanes, std::min(len, c + kLanes<T>),
+                                  std::min(len, c + 2 * kLanes<T>));
       }
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {

@@ -17,7 +17,8 @@ struct Recall {
   Buffer<T> scores;       // scratch
   Buffer<T> state_scale;  // [lanes]: σ_c ζ_c
   double sigma[kMaxChunk];
-  T solved[kMaxChunk];    // the weight of x̃ and of q in z̃
+  bool lost[kMaxChunk];  // tokens whose answer is not a number
+  T solved[kMaxChunk];   // the weight of x̃ and of q in z̃
   T direct[kMaxChunk];
 
   explicit Recall(const Sizes& s)
@@ -28,6 +29,8 @@ struct Recall {
 
   void set(const Problem& p, const Chunk<T>& t, const Operator<T>* op) {
     const Decay& decay = t.values_decay();
+    t.find_lost(t.bad_value, decay, false, lost);
+    for (int c = 0; op != nullptr && c < t.len; ++c) lost[c] |= op->lost[c];
     for (int c = 0; c < t.lanes; ++c) {
       const bool real = c < t.len, live = real && op != nullptr && op->live(c);
       const double alpha = real && p.options.part == Part::both ? t.alpha[c] : 0;
@@ -80,9 +83,10 @@ struct Recall {
     gemm<T>(t.size.dim, lanes, t.len, {t.k, 1, t.ldk}, scores, lanes, w, lanes, true);
   }
 
+  /// A factor of 0 clears, also what is not finite.
   static void scale_lanes(T* values, int rows, int lanes, const T* factor) {
     for (int i = 0; i < rows; ++i) {
-      for (int c = 0; c < lanes; ++c) values[i * lanes + c] *= factor[c];
+      for (int c = 0; c < lanes; ++c) values[i * lanes + c] = factor[c] == 0 ? T{0} : values[i * lanes + c] * factor[c];
     }
   }
 };

@@ -11,7 +11,6 @@
 // derivative by the ridge (through A and through the coefficients).
 #pragma once
 
-
 #include "kernels/cpu/isa/operator.h"
 
 namespace gka::kernels::cpu::GKA_ISA {
@@ -46,10 +45,8 @@ class Schedule {
     const double d_below = -2 * ratio * d_ratio * omega_ - ratio * ratio * d_omega_;
     omega_ = 4 / below;
     d_omega_ = -4 * d_below / (below * below);
-    return {.s = 2 * omega_ / sum,
-            .m = omega_ - 1,
-            .ds = 2 * d_omega_ / sum - 2 * omega_ / (sum * sum),
-            .dm = d_omega_};
+    return {
+        .s = 2 * omega_ / sum, .m = omega_ - 1, .ds = 2 * d_omega_ / sum - 2 * omega_ / (sum * sum), .dm = d_omega_};
   }
 
   Coefficients nesterov(std::int64_t i) {
@@ -231,7 +228,7 @@ class LaneSolver {
   template <bool kAhead, typename Pair>
   void reverse_iterations(Operator<T>& op, const T* b, const T* dx, T* db, double* d_ridge, Pair&& pair) {
     const int n = lanes(op);
-    T* e = work_[0];       // dξ_i
+    T* e = work_[0];         // dξ_i
     T* e_before = work_[1];  // dξ_{i-1}, what later steps left there
     T* p = work_[2];
     T* z = work_[4];
@@ -278,7 +275,8 @@ class LaneSolver {
       }
     }
     lane_dot<T>(e, b, dim_, n, dot);
-    for_vectors(n, [&](int, int c, std::int64_t at) { store(db + at, load(db + at) + load(table_.s + c) * load(e + at)); });
+    for_vectors(
+        n, [&](int, int c, std::int64_t at) { store(db + at, load(db + at) + load(table_.s + c) * load(e + at)); });
     for (int c = 0; c < op.chunk->len; ++c) d_ridge[c] += dot[c] * table_.ds[c];
   }
 
@@ -303,7 +301,8 @@ class LaneSolver {
     for (int c = 0; c < n; ++c) floor[c] = kRounding * kRounding * energy[c];
     for (std::int64_t i = 0; i < options_.iterations; ++i) {
       op.apply_to(p, w);
-      for_vectors(n, [&](int row, int c, std::int64_t at) { store(w + at, load(w + at) + op.ridge(row, c) * load(p + at)); });
+      for_vectors(
+          n, [&](int row, int c, std::int64_t at) { store(w + at, load(w + at) + op.ridge(row, c) * load(p + at)); });
       lane_dot<T>(p, w, dim_, n, curvature);
       for (int c = 0; c < n; ++c) step[c] = energy[c] > floor[c] && curvature[c] > 0 ? energy[c] / curvature[c] : T{0};
       record_conjugate(i, r, p, w, n);
@@ -384,7 +383,8 @@ class LaneSolver {
         store(p_bar + at, load(p_bar + at) + kb * load(w + at));
       });
       T* sp = work_[5];
-      for_vectors(n, [&](int row, int c, std::int64_t at) { store(sp + at, load(w + at) - op.ridge(row, c) * load(p + at)); });
+      for_vectors(
+          n, [&](int row, int c, std::int64_t at) { store(sp + at, load(w + at) - op.ridge(row, c) * load(p + at)); });
       pair(w_bar, p, sp);
       op.apply_to(w_bar, sp);
       for_vectors(n, [&](int row, int c, std::int64_t at) {

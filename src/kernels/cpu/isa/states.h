@@ -62,7 +62,8 @@ void walk_rows(const Problem& p, const Plan& plan, const SegmentStates<T>& state
                    out + static_cast<std::int64_t>(from) * columns);
     for (std::int64_t t = 0; !segment.last && t < segment.tokens.length; t += w.chunk.size.chunk) {
       const int len = static_cast<int>(std::min<std::int64_t>(w.chunk.size.chunk, segment.tokens.length - t));
-      w.chunk.load(p, segment.tokens.batch, segment.tokens.begin + t, head, len, {.queries = false, .key_lanes = false});
+      w.chunk.load(p, segment.tokens.batch, segment.tokens.begin + t, head, len,
+                   {.queries = false, .key_lanes = false});
       keys ? advance_keys<T>(w.chunk, matrix, ld, from, to, w.scratch)
            : advance_values<T>(w.chunk, matrix, ld, from, to, w.scratch);
     }

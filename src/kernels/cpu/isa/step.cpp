@@ -59,6 +59,10 @@ void read_token(const Step& s, std::int64_t b, std::int64_t head, Token<T>& t) {
   t.gamma = s.log_decay ? std::exp(read_gate(s.log_decay, offset(s.log_decay, b, 0, head), 0)) : 1.0;
   t.beta = read_gate(s.beta, offset(s.beta, b, 0, head), 1);
   t.alpha = read_gate(s.alpha, offset(s.alpha, b, 0, head), 1);
+  if (t.beta == 0) {  // nothing is written, whatever k and v hold
+    std::fill(t.k, t.k + dim, T{0});
+    std::fill(t.v, t.v + values, T{0});
+  }
 }
 
 /// H ← γH + βkkᵀ in the pool. Returns H by rows of whole vectors.
@@ -71,7 +75,7 @@ const T* write_key(const Step& s, Workspace<T>& w, T* h, int& ld) {
   for (int i = 0; i < dim; ++i) scaled[i] = root * t.k[i];
   for (int i = 0; i < dim; ++i) {
     T* row = h + static_cast<std::int64_t>(i) * dim;
-    for (int j = 0; j < dim; ++j) row[j] = gamma * row[j] + scaled[i] * scaled[j];
+    for (int j = 0; j < dim; ++j) row[j] = (gamma == 0 ? T{0} : gamma * row[j]) + scaled[i] * scaled[j];
   }
   ld = padded<T>(dim);
   if (ld == dim) return h;
@@ -123,7 +127,7 @@ void write_and_read_values(const Step& s, std::int64_t b, std::int64_t head, dou
     const T weight = beta * t.k[d];
     const T z = (from_x != 0 ? from_x * t.x[d] : T{0}) + (from_q != 0 ? from_q * t.q[d] : T{0});
     for (int j = 0; j < values; ++j) {
-      row[j] = gamma * row[j] + weight * t.v[j];
+      row[j] = (gamma == 0 ? T{0} : gamma * row[j]) + weight * t.v[j];
       t.y[j] += (scale * row[j]) * z;
     }
   }
@@ -160,9 +164,12 @@ void step_as_chunks(const Step& s, const Executor& executor) {
   const bool wide = s.q.dtype == DType::float64;
   const std::int64_t bytes = wide ? 8 : 4;
   for (std::int64_t b = 0; b < s.batch; ++b) {
-    Problem p{.batch = 1, .tokens = 1, .heads = s.heads, .key_dim = s.key_dim, .value_dim = s.value_dim, .sequences = 1};
+    Problem p{
+        .batch = 1, .tokens = 1, .heads = s.heads, .key_dim = s.key_dim, .value_dim = s.value_dim, .sequences = 1};
     const auto row = [&](View view) {
-      if (view) view.data = static_cast<char*>(view.data) + b * view.batch_stride * with_type(view.dtype, [](auto t) { return sizeof t; });
+      if (view)
+        view.data = static_cast<char*>(view.data) +
+                    b * view.batch_stride * with_type(view.dtype, [](auto t) { return sizeof t; });
       return view;
     };
     p.q = row(s.q);
@@ -199,8 +206,7 @@ void step(const Step& s, const Executor& executor) {
 
 #define GKA_TEXT_OF(x) #x
 #define GKA_TEXT(x) GKA_TEXT_OF(x)
-const InstructionSet kInstructionSet{
-    .name = GKA_TEXT(GKA_ISA), .forward = forward, .backward = backward, .step = step};
+const InstructionSet kInstructionSet{.name = GKA_TEXT(GKA_ISA), .forward = forward, .backward = backward, .step = step};
 #undef GKA_TEXT
 #undef GKA_TEXT_OF
 

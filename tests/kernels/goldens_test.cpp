@@ -1,11 +1,11 @@
-// The reference against stored float64 results of the operator. The folder comes from the environment variable
-// GKA_GOLDENS, else from the build; without it the tests say that they were skipped.
+// Every backend against stored float64 results of the operator. The folder is what the environment variable GKA_GOLDENS
+// names, else ../shared/goldens beside the repository; where there is none the tests say that they were skipped.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <filesystem>
 
-#include "kernels/expect.h"
+#include "kernels/backends.h"
 #include "kernels/safetensors.h"
 
 namespace gka::kernels::test {
@@ -13,19 +13,27 @@ namespace {
 
 std::filesystem::path goldens() {
   if (const char* folder = std::getenv("GKA_GOLDENS")) return folder;
-#ifdef GKA_GOLDENS_DIR
-  return GKA_GOLDENS_DIR;
-#else
-  return {};
-#endif
+  const auto repository = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+  return repository.parent_path() / "shared" / "goldens";
 }
 
-class Goldens : public ::testing::TestWithParam<const char*> {
+class Goldens : public OnEveryBackend {
  protected:
   void SetUp() override {
-    const auto path = goldens() / "ops" / (std::string(GetParam()) + ".safetensors");
-    if (!std::filesystem::exists(path)) GTEST_SKIP() << "no goldens at '" << path.string() << "': set GKA_GOLDENS";
-    file_ = read_safetensors(path);
+    OnEveryBackend::SetUp();
+    if (!std::filesystem::exists(folder())) GTEST_SKIP() << "no goldens at " << folder() << ": set GKA_GOLDENS";
+  }
+
+  static std::filesystem::path folder() { return goldens() / "ops"; }
+
+  /// Calls check() with each stored file in turn.
+  template <typename Check>
+  void for_each_file(Check&& check) {
+    for (const char* name : {"small_plain", "gated_beta_state"}) {
+      SCOPED_TRACE(name);
+      file_ = read_safetensors(folder() / (std::string(name) + ".safetensors"));
+      check();
+    }
   }
 
   /// The stored problem as a float64 case.
@@ -92,8 +100,7 @@ class Goldens : public ::testing::TestWithParam<const char*> {
 
   void expect_outputs(Solver solver, const std::string& prefix, double tolerance) const {
     const Case loaded = load(solver, Gradient::implicit);
-    const OwnedOutputs got = loaded.outputs();
-    reference::forward(loaded.problem(), got.pointers());
+    const OwnedOutputs got = forward(loaded);
     expect_stored(got.o, prefix + ".o", tolerance);
     expect_stored(got.x, prefix + ".x", tolerance);
     expect_stored(got.h, "h", tolerance);
@@ -102,8 +109,7 @@ class Goldens : public ::testing::TestWithParam<const char*> {
 
   void expect_gradients(Solver solver, Gradient gradient, const std::string& prefix, double tolerance) const {
     const Case loaded = load(solver, gradient);
-    const OwnedGradients got = loaded.gradients();
-    reference::backward(loaded.problem(), got.pointers());
+    const OwnedGradients got = backward(loaded);
     const std::pair<const char*, const Array*> all[] = {
         {".dq", &got.d_q},       {".dk", &got.d_k},         {".dv", &got.d_v},   {".dlog_decay", &got.d_log_decay},
         {".dbeta", &got.d_beta}, {".dalpha", &got.d_alpha}, {".dh0", &got.d_h0}, {".du0", &got.d_u0}};
@@ -113,14 +119,27 @@ class Goldens : public ::testing::TestWithParam<const char*> {
   StoredFile file_{};
 };
 
-TEST_P(Goldens, ChebyshevOutputsAgree) { expect_outputs(Solver::chebyshev, "chebyshev", 1e-12); }
-TEST_P(Goldens, ExactOutputsAgree) { expect_outputs(Solver::exact, "exact", 1e-12); }
-TEST_P(Goldens, UnrolledGradientsAgree) { expect_gradients(Solver::chebyshev, Gradient::unrolled, "chebyshev", 1e-10); }
-TEST_P(Goldens, ImplicitGradientsAgree) { expect_gradients(Solver::chebyshev, Gradient::implicit, "implicit", 1e-10); }
-TEST_P(Goldens, ExactGradientsAgree) { expect_gradients(Solver::exact, Gradient::implicit, "exact", 1e-10); }
+TEST_P(Goldens, ChebyshevOutputsAgree) {
+  for_each_file([&] { expect_outputs(Solver::chebyshev, "chebyshev", 1e-12); });
+}
 
-INSTANTIATE_TEST_SUITE_P(Reference, Goldens, ::testing::Values("small_plain", "gated_beta_state"),
-                         [](const auto& file) { return std::string(file.param); });
+TEST_P(Goldens, ExactOutputsAgree) {
+  for_each_file([&] { expect_outputs(Solver::exact, "exact", 1e-12); });
+}
+
+TEST_P(Goldens, UnrolledGradientsAgree) {
+  for_each_file([&] { expect_gradients(Solver::chebyshev, Gradient::unrolled, "chebyshev", 1e-10); });
+}
+
+TEST_P(Goldens, ImplicitGradientsAgree) {
+  for_each_file([&] { expect_gradients(Solver::chebyshev, Gradient::implicit, "implicit", 1e-10); });
+}
+
+TEST_P(Goldens, ExactGradientsAgree) {
+  for_each_file([&] { expect_gradients(Solver::exact, Gradient::implicit, "exact", 1e-10); });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Goldens, testing::ValuesIn(kBackends), backend_name);
 
 }  // namespace
 }  // namespace gka::kernels::test

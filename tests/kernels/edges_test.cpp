@@ -5,25 +5,13 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/expect.h"
+#include "kernels/backends.h"
 
 namespace gka::kernels::test {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-OwnedOutputs forward(const Case& c) {
-  OwnedOutputs out = c.outputs();
-  reference::forward(c.problem(), out.pointers());
-  return out;
-}
-
-OwnedGradients backward(const Case& c) {
-  OwnedGradients out = c.gradients();
-  reference::backward(c.problem(), out.pointers());
-  return out;
-}
 
 void fill(Array& array, double value) {
   const auto& shape = array.shape();
@@ -44,8 +32,12 @@ void for_each_solver_and_gradient(Body body) {
   }
 }
 
-TEST(ReferenceEdges, AZeroMemoryAnswersZero) {
-  for_each_solver_and_gradient([](Solver solver, Gradient gradient) {
+class Edges : public OnEveryBackend {};
+
+INSTANTIATE_TEST_SUITE_P(, Edges, testing::ValuesIn(kBackends), backend_name);
+
+TEST_P(Edges, AZeroMemoryAnswersZero) {
+  for_each_solver_and_gradient([&](Solver solver, Gradient gradient) {
     CaseSpec spec{.skip = 1.0};
     spec.options.solver = solver;
     spec.options.gradient = gradient;
@@ -65,7 +57,7 @@ TEST(ReferenceEdges, AZeroMemoryAnswersZero) {
   });
 }
 
-TEST(ReferenceEdges, AZeroMemoryOfKeysLeavesThePathAroundTheSolve) {
+TEST_P(Edges, AZeroMemoryOfKeysLeavesThePathAroundTheSolve) {
   CaseSpec spec{.tokens = 3, .heads = 1, .log_decay = false, .u0 = true, .skip = 1.0};
   spec.options.scale = 0.5;
   const Case c(spec);
@@ -86,8 +78,8 @@ TEST(ReferenceEdges, AZeroMemoryOfKeysLeavesThePathAroundTheSolve) {
   }
 }
 
-TEST(ReferenceEdges, AZeroMemoryWithAConstantRidgeAnswersTheQueryOverTheRidge) {
-  for_each_solver_and_gradient([](Solver solver, Gradient gradient) {
+TEST_P(Edges, AZeroMemoryWithAConstantRidgeAnswersTheQueryOverTheRidge) {
+  for_each_solver_and_gradient([&](Solver solver, Gradient gradient) {
     CaseSpec spec{.skip = 1.0};
     spec.options = {.part = Part::solve, .ridge = 0.25, .solver = solver, .gradient = gradient};
     spec.options.ridge_mode = RidgeMode::constant;
@@ -102,7 +94,7 @@ TEST(ReferenceEdges, AZeroMemoryWithAConstantRidgeAnswersTheQueryOverTheRidge) {
   });
 }
 
-TEST(ReferenceEdges, AZeroBetaWritesNothing) {
+TEST_P(Edges, AZeroBetaWritesNothing) {
   const CaseSpec spec{.tokens = 6, .log_decay = false, .h0 = true, .u0 = true, .skip = 1.0};
   Case c(spec);
   fill(c.v, kNaN);  // not even this
@@ -111,7 +103,7 @@ TEST(ReferenceEdges, AZeroBetaWritesNothing) {
   expect_close(out.u, c.u0, 0.0, "u");
 }
 
-TEST(ReferenceEdges, ADecayOfZeroForgetsExactly) {
+TEST_P(Edges, ADecayOfZeroForgetsExactly) {
   constexpr std::int64_t cut = 5;
   for (const bool poisoned : {false, true}) {
     Case whole({.tokens = 11, .h0 = true, .u0 = true});
@@ -138,7 +130,7 @@ TEST(ReferenceEdges, ADecayOfZeroForgetsExactly) {
   }
 }
 
-TEST(ReferenceEdges, WithoutIterationsTheSolveGivesItsStart) {
+TEST_P(Edges, WithoutIterationsTheSolveGivesItsStart) {
   CaseSpec spec{.tokens = 4, .heads = 1};
   spec.options = {.part = Part::solve, .ridge = 0.1, .iterations = 0};
   const Case c(spec);
@@ -149,7 +141,7 @@ TEST(ReferenceEdges, WithoutIterationsTheSolveGivesItsStart) {
     }
 }
 
-TEST(ReferenceEdges, WithoutTokensTheStatesAreHandedThrough) {
+TEST_P(Edges, WithoutTokensTheStatesAreHandedThrough) {
   for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{}, std::vector<std::int64_t>{0, 0, 0}}) {
     CaseSpec spec{.batch = 2, .tokens = 0, .lengths = lengths, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
     const Case c(spec);
@@ -167,7 +159,7 @@ TEST(ReferenceEdges, WithoutTokensTheStatesAreHandedThrough) {
   }
 }
 
-TEST(ReferenceEdges, AnAsymmetricStateCountsAsItsSymmetricPart) {
+TEST_P(Edges, AnAsymmetricStateCountsAsItsSymmetricPart) {
   Case c({.h0 = true, .asymmetric_h0 = true});
   const OwnedOutputs asymmetric = forward(c);
   Array symmetric = c.h0;
@@ -184,7 +176,7 @@ TEST(ReferenceEdges, AnAsymmetricStateCountsAsItsSymmetricPart) {
   expect_close(forward(c), asymmetric, 1e-15, c.describe());
 }
 
-TEST(ReferenceEdges, AFadedMemoryAnswersAsAFreshOne) {
+TEST_P(Edges, AFadedMemoryAnswersAsAFreshOne) {
   // The solve does not see scale, and U fades with H: 150 tokens of γ = e⁻⁴ leave f ≈ 1e-260 and the same answer.
   CaseSpec spec{.tokens = 160, .heads = 1, .skip = 1.0};
   spec.alpha = false;
@@ -205,7 +197,7 @@ TEST(ReferenceEdges, AFadedMemoryAnswersAsAFreshOne) {
   }
 }
 
-TEST(ReferenceEdges, ANaNStaysInItsHeadItsSequenceAndItsFuture) {
+TEST_P(Edges, ANaNStaysInItsHeadItsSequenceAndItsFuture) {
   CaseSpec spec{.lengths = {5, 7, 4}, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
   for (const Gradient gradient : {Gradient::implicit, Gradient::unrolled}) {
     spec.options.gradient = gradient;

@@ -4,22 +4,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/expect.h"
+#include "kernels/backends.h"
 
 namespace gka::kernels::test {
 namespace {
-
-OwnedOutputs forward(const Case& c) {
-  OwnedOutputs out = c.outputs();
-  reference::forward(c.problem(), out.pointers());
-  return out;
-}
-
-OwnedGradients backward(const Case& c) {
-  OwnedGradients out = c.gradients();
-  reference::backward(c.problem(), out.pointers());
-  return out;
-}
 
 /// Tokens begin … of row `row` of an array by token, as an array of its own.
 Array tokens_of(const Array& array, std::int64_t row, std::int64_t begin, std::int64_t length) {
@@ -53,7 +41,29 @@ CaseSpec sequence_spec() {
   return spec;
 }
 
-TEST(ReferenceSequences, OneCallIsTwoCallsJoinedByTheState) {
+class Sequences : public OnEveryBackend {
+ protected:
+  /// Sequence n of a case, alone.
+  void expect_alone(const Case& together, const OwnedOutputs& out, const OwnedGradients& grad, std::int64_t n,
+                    std::int64_t row, std::int64_t begin, std::int64_t length) const {
+    const Case alone = slice(together, n, 0, length);
+    const OwnedOutputs own = forward(alone);
+    const OwnedGradients own_grad = backward(alone);
+    expect_same_tokens(own.o, out.o, row, begin, 0.0, "o");
+    expect_same_tokens(own.x, out.x, row, begin, 0.0, "x");
+    expect_close(own.h, state_of(out.h, n), 0.0, "h");
+    expect_close(own.u, state_of(out.u, n), 0.0, "u");
+    for (const auto member : kGradientsByToken) {
+      expect_same_tokens(own_grad.*member, grad.*member, row, begin, 0.0, "a gradient");
+    }
+    expect_close(own_grad.d_h0, state_of(grad.d_h0, n), 0.0, "d_h0");
+    expect_close(own_grad.d_u0, state_of(grad.d_u0, n), 0.0, "d_u0");
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, Sequences, testing::ValuesIn(kBackends), backend_name);
+
+TEST_P(Sequences, OneCallIsTwoCallsJoinedByTheState) {
   for (const Part part : {Part::both, Part::solve, Part::memory}) {
     for (const std::int64_t cut : {0, 1, 13, 20}) {
       CaseSpec spec = sequence_spec();
@@ -87,24 +97,7 @@ TEST(ReferenceSequences, OneCallIsTwoCallsJoinedByTheState) {
   }
 }
 
-/// Sequence n of a case, alone.
-void expect_alone(const Case& together, const OwnedOutputs& out, const OwnedGradients& grad, std::int64_t n,
-                  std::int64_t row, std::int64_t begin, std::int64_t length) {
-  const Case alone = slice(together, n, 0, length);
-  const OwnedOutputs own = forward(alone);
-  const OwnedGradients own_grad = backward(alone);
-  expect_same_tokens(own.o, out.o, row, begin, 0.0, "o");
-  expect_same_tokens(own.x, out.x, row, begin, 0.0, "x");
-  expect_close(own.h, state_of(out.h, n), 0.0, "h");
-  expect_close(own.u, state_of(out.u, n), 0.0, "u");
-  for (const auto member : kGradientsByToken) {
-    expect_same_tokens(own_grad.*member, grad.*member, row, begin, 0.0, "a gradient");
-  }
-  expect_close(own_grad.d_h0, state_of(grad.d_h0, n), 0.0, "d_h0");
-  expect_close(own_grad.d_u0, state_of(grad.d_u0, n), 0.0, "d_u0");
-}
-
-TEST(ReferenceSequences, PackedIsOneByOne) {
+TEST_P(Sequences, PackedIsOneByOne) {
   CaseSpec spec = sequence_spec();
   spec.lengths = {3, 0, 9, 1, 0, 7};
   const Case packed(spec);
@@ -116,7 +109,7 @@ TEST(ReferenceSequences, PackedIsOneByOne) {
   }
 }
 
-TEST(ReferenceSequences, ABatchIsOneByOne) {
+TEST_P(Sequences, ABatchIsOneByOne) {
   CaseSpec spec = sequence_spec();
   spec.batch = 3;
   const Case batch(spec);
@@ -125,7 +118,7 @@ TEST(ReferenceSequences, ABatchIsOneByOne) {
   for (std::int64_t row = 0; row < 3; ++row) expect_alone(batch, out, grad, row, row, 0, spec.tokens);
 }
 
-TEST(ReferenceSequences, StepsAfterAPrefillAreALongerPrefill) {
+TEST_P(Sequences, StepsAfterAPrefillAreALongerPrefill) {
   constexpr std::int64_t prefill = 12;
   CaseSpec spec = sequence_spec();
   spec.batch = 2;
@@ -140,7 +133,7 @@ TEST(ReferenceSequences, StepsAfterAPrefillAreALongerPrefill) {
   const OwnedOutputs state = forward(first);
   const OwnedOutputs stepped = whole.outputs();
   for (std::int64_t t = prefill; t < spec.tokens; ++t) {
-    reference::step(step_at(whole.problem(), t, stepped.o.view(), state.h.data(), state.u.data()));
+    take_step(step_at(whole.problem(), t, stepped.o.view(), state.h.data(), state.u.data()));
   }
   for (std::int64_t row = 0; row < 2; ++row) {
     expect_close(tokens_of(stepped.o, row, prefill, 8), tokens_of(want.o, row, prefill, 8), 1e-13, "o");
@@ -149,7 +142,7 @@ TEST(ReferenceSequences, StepsAfterAPrefillAreALongerPrefill) {
   expect_close(state.u, want.u, 1e-13, "u");
 }
 
-TEST(ReferenceSequences, AStepUsesTheSlotsAndTheIterationsItIsGiven) {
+TEST_P(Sequences, AStepUsesTheSlotsAndTheIterationsItIsGiven) {
   CaseSpec spec = sequence_spec();
   spec.batch = 2;
   spec.tokens = 1;
@@ -166,7 +159,7 @@ TEST(ReferenceSequences, AStepUsesTheSlotsAndTheIterationsItIsGiven) {
   Step step = step_at(c.problem(), 0, got.o.view(), h.data(), u.data());
   step.state_indices = slots;
   step.iterations = iterations;
-  reference::step(step);
+  take_step(step);
 
   for (std::int64_t b = 0; b < 2; ++b) {
     CaseSpec own = spec;
@@ -183,7 +176,7 @@ TEST(ReferenceSequences, AStepUsesTheSlotsAndTheIterationsItIsGiven) {
   }
 }
 
-TEST(ReferenceSequences, TheLayoutInMemoryDoesNotMatter) {
+TEST_P(Sequences, TheLayoutInMemoryDoesNotMatter) {
   CaseSpec spec = sequence_spec();
   spec.batch = 2;
   const Case contiguous(spec);
@@ -195,7 +188,7 @@ TEST(ReferenceSequences, TheLayoutInMemoryDoesNotMatter) {
   }
 }
 
-TEST(ReferenceSequences, AbsentGatesAreOpenGates) {
+TEST_P(Sequences, AbsentGatesAreOpenGates) {
   CaseSpec spec = sequence_spec();
   spec.log_decay = spec.beta = spec.alpha = false;
   const Case absent(spec);
@@ -220,10 +213,12 @@ TEST(ReferenceSequences, AbsentGatesAreOpenGates) {
   }
 }
 
-TEST(ReferenceSequences, LowPrecisionIsFloat64OnTheRoundedInputs) {
+TEST_P(Sequences, LowPrecisionIsFloat64OnTheRoundedInputs) {
   constexpr std::pair<DType, double> kRounding[] = {
       {DType::float32, 6e-8}, {DType::bfloat16, 4e-3}, {DType::float16, 5e-4}};
-  for (const auto& [dtype, rounding] : kRounding) {
+  const double arithmetic = is_reference() ? 1e-15 : 1e-6;  // the others compute in float32
+  for (const auto& [dtype, of_type] : kRounding) {
+    const double rounding = of_type + arithmetic;
     CaseSpec spec = sequence_spec();
     spec.dtype = dtype;
     const Case narrow(spec);
@@ -233,24 +228,21 @@ TEST(ReferenceSequences, LowPrecisionIsFloat64OnTheRoundedInputs) {
     for (const auto member : Case::kByState) copy_slice(narrow.*member, 0, 0, 1, wide.*member, 0);
     const OwnedOutputs want = forward(wide);
     expect_close(forward(narrow).o, want.o, rounding, "o in its own type");
-    const OwnedOutputs unrounded = narrow.outputs(DType::float64);
-    reference::forward(narrow.problem(), unrounded.pointers());
-    expect_close(unrounded.o, want.o, 1e-15, "o in float64");
-    expect_close(unrounded.h, want.h, 6e-8, "h");  // float32 states
+    const OwnedOutputs unrounded = forward(narrow, DType::float64);
+    expect_close(unrounded.o, want.o, arithmetic, "o in float64");
+    expect_close(unrounded.h, want.h, 6e-8 + arithmetic, "h");  // float32 states
     expect_close(backward(narrow).d_k, backward(wide).d_k, rounding, "d_k in its own type");
   }
 }
 
-TEST(ReferenceSequences, RandomCasesGiveFiniteResultsInEveryArray) {
+TEST_P(Sequences, RandomCasesGiveFiniteResultsInEveryArray) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     CaseSpec spec = random_spec(seed);
     if (spec.key_dim * spec.tokens > 2000) continue;  // the small ones will do
     const Case c(spec);
     // float64 throughout: float16 gradients may overflow where the memory has faded
-    const OwnedOutputs out = c.outputs(DType::float64);
-    reference::forward(c.problem(), out.pointers());
-    const OwnedGradients grad = c.gradients(DType::float64);
-    reference::backward(c.problem(), grad.pointers());
+    const OwnedOutputs out = forward(c, DType::float64);
+    const OwnedGradients grad = backward(c, c.gradients(DType::float64));
     for (const auto& named : {out.named(), grad.named()}) {
       for (const auto& [name, array] : named) {
         const auto values = array->values();
