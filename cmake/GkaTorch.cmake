@@ -7,25 +7,23 @@
 # Where it looks, first found first taken:
 #   GKA_TORCH_DIR      the folder that holds include/ and lib/ (…/site-packages/torch, or an unpacked LibTorch)
 #   GKA_TORCH_HINTS    folders to try, set by gkaConfig.cmake
-#   a Python           GKA_PYTHON, the Python that runs the build, an active virtual environment, .venv, python3
+#   a Python           GKA_PYTHON, or else the Python that runs the build, an active virtual environment, .venv, python3
 include_guard(GLOBAL)
 
 set(GKA_TORCH_MINIMUM 2.10)
 
-# The interpreter to ask, as the variable `out`.
-function(_gka_pick_python out)
-  find_program(_gka_python3 python3 NO_CACHE)
-  foreach(python IN ITEMS "${GKA_PYTHON}" "${Python_EXECUTABLE}" "${Python3_EXECUTABLE}" "$ENV{VIRTUAL_ENV}/bin/python"
-                          "${PROJECT_SOURCE_DIR}/.venv/bin/python" "${_gka_python3}")
-    if(python AND EXISTS "${python}")
-      set(${out} "${python}" PARENT_SCOPE)
-      return()
-    endif()
-  endforeach()
-  set(${out} "" PARENT_SCOPE)
+# The interpreters to ask, in this order; one that is named is the only one.
+function(_gka_list_pythons out)
+  set(pythons "${GKA_PYTHON}")
+  if(NOT GKA_PYTHON)
+    find_program(python3 python3 NO_CACHE)
+    set(pythons "${Python_EXECUTABLE}" "${Python3_EXECUTABLE}" "$ENV{VIRTUAL_ENV}/bin/python"
+                "${PROJECT_SOURCE_DIR}/.venv/bin/python" "${python3}")
+  endif()
+  set(${out} "${pythons}" PARENT_SCOPE)
 endfunction()
 
-# Where that interpreter has torch, without importing it (which would take seconds).
+# Where that interpreter has torch, without importing it (which would take seconds); "" if nowhere.
 function(_gka_ask_python python out)
   set(question "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')")
   execute_process(COMMAND "${python}" -c "${question}" OUTPUT_VARIABLE answer OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
@@ -43,11 +41,18 @@ function(_gka_locate_torch out)
       return()
     endif()
   endforeach()
-  _gka_pick_python(python)
-  if(python)
-    _gka_ask_python("${python}" dir)
-    set(${out} "${dir}" PARENT_SCOPE)
-  endif()
+  _gka_list_pythons(pythons)
+  foreach(python IN LISTS pythons)
+    if(EXISTS "${python}")
+      _gka_ask_python("${python}" dir)
+      message(STATUS "DEBUG ${python} -> ${dir}")
+      if(dir)
+        set(${out} "${dir}" PARENT_SCOPE)
+        return()
+      endif()
+    endif()
+  endforeach()
+  set(${out} "" PARENT_SCOPE)
 endfunction()
 
 function(_gka_torch_version dir out)

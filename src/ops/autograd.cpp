@@ -12,7 +12,7 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include <array>
+#include <algorithm>
 #include <string>
 
 #include "ops/arguments.h"
@@ -37,11 +37,6 @@ at::Tensor some(const at::Tensor& tensor, bool there) { return there ? tensor : 
 
 constexpr bool solves(Part part) { return part != Part::memory; }
 constexpr bool remembers(Part part) { return part != Part::solve; }
-
-constexpr const char* name_of(Part part) {
-  constexpr const char* names[] = {"both", "solve", "memory"};
-  return names[static_cast<int>(part)];
-}
 
 /// The inputs among kDifferentiable that were given, which is what autograd counts.
 std::vector<std::size_t> given(const Arguments& a) {

@@ -1,6 +1,5 @@
 #include "ops/checks.h"
 
-#include <ATen/core/Formatting.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -226,13 +225,6 @@ Enum parse(std::string_view op, std::string_view name, const std::string& text) 
   fail_value(sentence(op, ": ", name, " takes one of ", list_names<Enum>(), ", got \"", text, "\""));
 }
 
-kernels::Part parse_part(const std::string& text) {
-  if (text == "both") return kernels::Part::both;
-  if (text == "solve") return kernels::Part::solve;
-  if (text == "memory") return kernels::Part::memory;
-  fail_value(sentence("gated_kalmanet_forward: part takes one of both, solve, memory, got \"", text, "\""));
-}
-
 void check_packing(std::string_view op, const Arguments& arguments, Checker& checker) {
   const auto& cu_seqlens = arguments.cu_seqlens;
   if (!cu_seqlens.defined()) {
@@ -373,7 +365,7 @@ at::ScalarType accumulation_type(const at::Tensor& q) {
 
 kernels::Options parse_options(std::string_view op, const Arguments& arguments) {
   const kernels::Options options = {
-      .part = parse_part(arguments.part),
+      .part = parse<kernels::Part>(op, "part", arguments.part),
       .scale = arguments.scale,
       .ridge = arguments.ridge,
       .iterations = arguments.iterations,

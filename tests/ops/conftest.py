@@ -1,4 +1,4 @@
-"""Puts this folder's own modules on the path, and keeps torch's threads at what the machine has."""
+"""Puts this folder's own modules on the path."""
 
 import sys
 from pathlib import Path

@@ -51,7 +51,7 @@ def calls(draw):
     return case, options
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(calls())
 def test_outputs_and_gradients_are_those_of_the_torch_reference(call):
     case, options = call

@@ -239,7 +239,7 @@ def test_a_graph_that_kept_a_state_notices_that_a_step_changed_it():
         kept.backward()
 
 
-def test_gradients_are_computed_for_the_inputs_that_need_them_and_only_those():
+def test_a_gradient_does_not_depend_on_which_others_are_asked_for():
     case = requiring_grad(make(states=2))
     all_of_them = backward(call(case), case)
     for name in case:
