@@ -10,7 +10,8 @@ Memory is the peak of a fresh process above what it held with the inputs in plac
 backward pass keeps, scratch.
 
 Prints the tables and writes them to docs/benchmarks.md and out/bench-cpu.json. Run it on a machine with nothing else
-to do: it says how busy the machine was.
+to do: a row that other programs disturbed is measured again, gets "?" for a verdict if that did not help, and keeps the
+document from being written.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from common import ROOT, Race, cpu_in_words, markdown, others_share, peak_bytes, race, write_section
+from common import ROOT, Race, cpu_in_words, markdown, peak_bytes, race, write_section
 from console import Progress, paint, table, write_atomically
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -89,6 +90,7 @@ class Row:
     target: float | None
     gflops: float  # of the yardstick's product
     spread: float
+    undisturbed: bool
     kib_per_token: float | None
 
     @property
@@ -110,6 +112,7 @@ def measure_row(work: str, tokens: int, dim: int, repetitions: int) -> Row:
         target=TARGETS[work].get(dim),
         gflops=flops_per_call / result.yardstick * 1e-9,
         spread=result.spread,
+        undisturbed=result.undisturbed,
         kib_per_token=None if peak is None else peak / 1024 / tokens,
     )
 
@@ -121,6 +124,7 @@ class Step:
     yardstick_microseconds: float
     ratio: float
     target: float | None
+    undisturbed: bool
 
 
 def measure_step(dim: int, repetitions: int) -> Step:
@@ -139,6 +143,7 @@ def measure_step(dim: int, repetitions: int) -> Step:
         yardstick_microseconds=ITERATIONS * result.yardstick * 1e6,
         ratio=result.ratio / ITERATIONS,
         target=TARGETS["step"].get(dim),
+        undisturbed=result.undisturbed,
     )
 
 
@@ -176,10 +181,10 @@ def growth(rows: list[Row], work: str, dim: int) -> float | None:
     return ratios[last] / ratios[first] if {first, last} <= ratios.keys() else None
 
 
-def verdict(value: float, target: float | None) -> str:
-    if target is None:
-        return f"{value:.2f}"
-    return f"{value:.2f} {'✓' if value <= target else '✗'}"
+def verdict(value: float, target: float | None, undisturbed: bool) -> str:
+    if not undisturbed:
+        return f"{value:.2f} ?"
+    return f"{value:.2f}" + ("" if target is None else " ✓" if value <= target else " ✗")
 
 
 def row_cells(rows: list[Row], dim: int) -> tuple[list[str], list[list[str]]]:
@@ -192,7 +197,11 @@ def row_cells(rows: list[Row], dim: int) -> tuple[list[str], list[list[str]]]:
         for work in WORK:
             row = next(r for r in rows if (r.dim, r.tokens, r.work) == (dim, tokens, work))
             memory = "–" if row.kib_per_token is None else f"{row.kib_per_token:.1f}"
-            cells += [f"{row.milliseconds:.1f}", f"{row.microseconds_per_token:.1f}", verdict(row.ratio, row.target)]
+            cells += [
+                f"{row.milliseconds:.1f}",
+                f"{row.microseconds_per_token:.1f}",
+                verdict(row.ratio, row.target, row.undisturbed),
+            ]
             cells.append(memory)
         body.append(cells)
     return header, body
@@ -210,14 +219,13 @@ def growth_sentence(rows: list[Row], dim: int) -> str:
     return f"Cost per token from T = {first:,} to {last:,} (at most {most - 1:+.0%}): {', '.join(parts)}."
 
 
-def setting(args: argparse.Namespace, busy: float | None) -> str:
+def setting(args: argparse.Namespace) -> str:
     cpu = next((b for b in gka.backends() if getattr(b, "name", "") == "cpu"), None)
     kernels = f", kernels: {cpu.detail}" if cpu is not None else ""
-    load = "" if busy is None else f" Other programs were using {busy:.0%} of the machine at the start."
     options = "".join(f" {word}" for word in args.argv)
     return (
         f"`python bench/cpu.py{options}` on {time.strftime('%Y-%m-%d')}: {cpu_in_words()}; "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}, gka {gka.__version__}{kernels}.{load}"
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}, gka {gka.__version__}{kernels}."
     )
 
 
@@ -228,13 +236,17 @@ def step_cells(steps: list[Step]) -> list[list[str]]:
     cells = []
     for s in steps:
         bound = "" if s.target is None else f" (≤ {s.target})"
-        numbers = [f"{s.microseconds:.1f}", f"{s.yardstick_microseconds:.1f}", verdict(s.ratio, s.target) + bound]
+        numbers = [
+            f"{s.microseconds:.1f}",
+            f"{s.yardstick_microseconds:.1f}",
+            verdict(s.ratio, s.target, s.undisturbed) + bound,
+        ]
         cells.append([str(s.dim), *numbers])
     return cells
 
 
-def document(args: argparse.Namespace, busy: float | None, rows: list[Row], steps: list[Step], errors: dict) -> str:
-    parts = ["## CPU", setting(args, busy), __doc__.split("\n\n")[1].replace("\n", " ")]
+def document(args: argparse.Namespace, rows: list[Row], steps: list[Step], errors: dict) -> str:
+    parts = ["## CPU", setting(args), __doc__.split("\n\n")[1].replace("\n", " ")]
     parts.append(__doc__.split("\n\n")[2].replace("\n", " "))
     for dim in args.dims:
         mine = [row for row in rows if row.dim == dim]
@@ -260,11 +272,11 @@ def document(args: argparse.Namespace, busy: float | None, rows: list[Row], step
     return "\n\n".join(part for part in parts if part)
 
 
-def show(args: argparse.Namespace, busy: float | None, rows: list[Row], steps: list[Step], errors: dict) -> None:
+def show(args: argparse.Namespace, rows: list[Row], steps: list[Step], errors: dict) -> None:
     def coloured(cells: list[str]) -> list[str]:
         return [paint(c, "32") if "✓" in c else paint(c, "1;31") if "✗" in c else c for c in cells]
 
-    print(f"\n{setting(args, busy)}")
+    print(f"\n{setting(args)}")
     for dim in args.dims:
         header, body = row_cells(rows, dim)
         print(f"\n{paint(f'D = V = {dim}', '1')}\n{table(header, [coloured(cells) for cells in body], left=0)}")
@@ -291,6 +303,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="threads for torch and the kernels (torch's own choice)")
     parser.add_argument("--quick", action="store_true", help="a short look: T ≤ 2,048, 3 repetitions, nothing written")
     parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument("--force", action="store_true", help="write even if other programs disturbed the run")
     parser.add_argument("--doc", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the document to update")
     parser.add_argument("--out", type=Path, default=ROOT / "out", help="folder for bench-cpu.json (out/)")
     parser.add_argument("--peak-of", nargs=4, help=argparse.SUPPRESS)
@@ -312,9 +325,6 @@ def main(argv: list[str]) -> int:
         return 0
     if args.threads:
         torch.set_num_threads(args.threads)
-    busy = others_share()
-    if busy is not None and busy > 0.1:
-        print(f"other programs use {busy:.0%} of this machine: the times below are not to be trusted", file=sys.stderr)
 
     rows, steps, errors = [], [], {}
     with Progress(len(args.dims) * (len(args.tokens) * len(WORK) + 2), "bench") as progress:
@@ -328,11 +338,16 @@ def main(argv: list[str]) -> int:
             errors[dim] = accuracy(args.accuracy_tokens, dim)
             progress.step(f"accuracy, D = {dim}")
 
-    show(args, busy, rows, steps, errors)
-    if args.write:
-        write_section(args.doc, "bench/cpu.py", document(args, busy, rows, steps, errors))
+    show(args, rows, steps, errors)
+    disturbed = sum(not entry.undisturbed for entry in [*rows, *steps])
+    if disturbed:
+        print(f"\nother programs disturbed {disturbed} of the measurements (marked ?)", file=sys.stderr)
+    if args.write and disturbed and not args.force:
+        print("nothing written; --force writes all the same", file=sys.stderr)
+    elif args.write:
+        write_section(args.doc, "bench/cpu.py", document(args, rows, steps, errors))
         numbers = {
-            "setting": setting(args, busy),
+            "setting": setting(args),
             "rows": [asdict(r) for r in rows],
             "steps": [asdict(s) for s in steps],
         }

@@ -52,10 +52,10 @@ def mark_held(ax: Axes, held: float, blur: float, colour: str) -> None:
     ax.annotate(
         f"{held:.0f}",
         xy=(held, blur),
-        xytext=(5, -8),
+        xytext=(4.5, -6.5),
         textcoords="offset points",
         color=colour,
-        fontsize=10.5,
+        fontsize=9.5,
         fontweight="bold",
         path_effects=[withStroke(linewidth=2, foreground=PAPER)],
         zorder=6,

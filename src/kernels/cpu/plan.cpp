@@ -20,4 +20,12 @@ Plan make_plan(const Problem& p) {
   return plan;
 }
 
+bool fills_threads(const Problem& p, const Plan& plan, int threads) {
+  std::int64_t longest = 0;
+  for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n)
+    longest = std::max(longest, plan.begin[n + 1] - plan.begin[n]);
+  const auto total = static_cast<std::int64_t>(plan.segments.size()) * p.heads;
+  return threads <= 1 || 2 * longest * threads <= total;
+}
+
 }  // namespace gka::kernels::cpu

@@ -28,6 +28,10 @@ struct Plan {
 
 Plan make_plan(const Problem& problem);
 
+/// Whether whole sequences, one per task and head, keep `threads` threads evenly busy. If so a worker walks a sequence
+/// from end to end; if not the segments are spread. The arithmetic is the same either way, to the bit.
+bool fills_threads(const Problem& problem, const Plan& plan, int threads);
+
 /// Runs task(i, workspace) for i in [0, n), each once, taken from a counter by as many workers as the executor has
 /// threads; a worker makes its workspace once. Tasks write disjoint results, so who runs what does not matter.
 template <typename MakeWorkspace, typename Task>

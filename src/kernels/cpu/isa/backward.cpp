@@ -119,10 +119,9 @@ void add_later(const Chunk<T>& t, const Decay& decay, const T* a, const T* keys,
   const int lanes = t.lanes;
   gemm<T>(t.len, lanes, n, {a, 1, lanes}, keys, lanes, scores, lanes);
   for (int c = 0; c < t.len; ++c) {
-    for (int i = 0; i < lanes; ++i) {
-      T& score = scores[c * lanes + i];
-      score = i <= c ? static_cast<T>(decay.m[i][c] * weight[c]) * score : T{0};
-    }
+    T* row = scores + c * lanes;
+    for (int i = 0; i <= c; ++i) row[i] *= static_cast<T>(decay.m[i][c] * weight[c]);
+    std::fill(row + c + 1, row + lanes, T{0});
   }
   gemm<T>(m, lanes, t.len, {b, lanes, 1}, scores, lanes, out, lanes, true);
 }
@@ -161,6 +160,7 @@ void add_norm_term(Workspace<T>& w) {
   const int len = t.len, lanes = t.lanes, dim = w.size.dim;
   const double* f = w.op.norm;
   double own[kMaxChunk];  // Q_jj f_j²
+  double inverse[kMaxChunk];
   bool any = false;
   for (int j = len - 1; j >= 0; --j) {
     own[j] = w.phi_f2[j];
@@ -169,6 +169,7 @@ void add_norm_term(Workspace<T>& w) {
       own[j] += kept * kept * own[j + 1];
     }
     any |= own[j] != 0;
+    inverse[j] = f[j] > 0 ? 1 / f[j] : 0;
   }
   if (!any) return;
   const double h_scale = w.op.h_scale;
@@ -183,8 +184,8 @@ void add_norm_term(Workspace<T>& w) {
       const int later = std::max(i, j), earlier = std::min(i, j);
       double q = 0;
       if (i < len && own[later] != 0) {
-        const double m = decay.m[earlier][later], beta = t.beta[j];
-        q = own[later] * (j == later ? (beta / f[later]) * (m / f[later]) : (m * beta / f[later]) / f[later]);
+        const double m = decay.m[earlier][later], beta = t.beta[j], once = inverse[later];
+        q = own[later] * (j == later ? (beta * once) * (m * once) : (m * beta * once) * once);
       }
       w.scores[j * lanes + i] = static_cast<T>(q) * w.op.gram[j * lanes + i];
     }
@@ -266,7 +267,7 @@ bool set_lost_aside(const Problem& p, Workspace<T>& w, const T* u, int ldu, bool
   const Chunk<T>& t = w.chunk;
   bool values_lost[kMaxChunk] = {};
   if (w.size.remembers) {
-    const bool state_lost = !std::isfinite(frobenius(u, w.size.dim, ldu));
+    const bool state_lost = !all_finite(u, w.size.dim * ldu);
     t.find_lost(t.bad_value, t.values_decay(), state_lost, values_lost);
   }
   bool reaches = false;
@@ -355,23 +356,28 @@ void write_query_gradients(const Gradients& out, Workspace<T>& w, std::int64_t b
   const Chunk<T>& t = w.chunk;
   const int dim = w.size.dim, lanes = t.lanes;
   if (out.d_alpha && w.size.solves && w.size.remembers) {
+    T live[kMaxChunk] = {}, tau[kMaxChunk] = {}, sums[kMaxChunk];
     for (int c = 0; c < t.len; ++c) {
-      double sum = 0;
-      for (int i = 0; i < dim; ++i) {
-        const int at = i * lanes + c;
-        const double solved = w.op.live(c) ? static_cast<double>(w.x[at]) : 0;
-        sum += (solved - t.q[at] / w.recall.sigma[c]) * w.w[at];
-      }
-      write_row(out.d_alpha, offset(out.d_alpha, b, t0 + c, head), 1, &sum);
+      live[c] = w.op.live(c) ? T{1} : T{0};
+      tau[c] = static_cast<T>(1 / w.recall.sigma[c]);
     }
+    for (int c = 0; c < lanes; c += kLanes<T>) {
+      const Vec<T> of_x = load(live + c), of_q = load(tau + c);
+      Vec<T> sum{};
+      for (int at = c; at < dim * lanes; at += lanes) {
+        const Vec<T> solved = of_x == 0 ? Vec<T>{} : load(w.x + at);
+        sum += (solved - of_q * load(t.q + at)) * load(w.w + at);
+      }
+      store(sums + c, sum);
+    }
+    for (int c = 0; c < t.len; ++c) write_row(out.d_alpha, offset(out.d_alpha, b, t0 + c, head), 1, sums + c);
   }
   if (!out.d_q) return;
-  for (int i = 0; i < dim; ++i) {
-    for (int c = 0; c < lanes; ++c) {
-      const int at = i * lanes + c;
-      const T solved = w.size.solves ? w.y[at] : T{0};
-      const T direct = w.size.remembers && w.recall.direct[c] != 0 ? w.recall.direct[c] * w.w[at] : T{0};
-      w.lanes_too[at] = solved + direct;
+  for (int c = 0; c < lanes; c += kLanes<T>) {
+    const Vec<T> of_w = w.size.remembers ? load(w.recall.direct + c) : Vec<T>{};
+    for (int at = c; at < dim * lanes; at += lanes) {
+      const Vec<T> solved = w.size.solves ? load(w.y + at) : Vec<T>{};
+      store(w.lanes_too + at, solved + (of_w == 0 ? Vec<T>{} : of_w * load(w.w + at)));
     }
   }
   for (int c = 0; c < t.len; ++c) {
@@ -404,11 +410,12 @@ void write_sums(const Problem& p, Workspace<T>& w, Sums<T>& sums, std::int64_t b
     double& d_beta = sums.beta[(b * p.tokens + t0 + c) * p.heads + head];
     d_beta = (add ? d_beta : 0) + key_inner[c] + value_inner[c];
   }
-  for (int i = 0; i < dim; ++i) {
-    for (int c = 0; c < lanes; ++c) {
-      const int at = i * lanes + c;
-      const T gk = w.size.solves ? 2 * w.gk[at] : T{0}, rv = w.size.remembers ? w.rv[at] : T{0};
-      w.gk[at] = beta[c] * (gk + rv);
+  for (int c = 0; c < lanes; c += kLanes<T>) {
+    const Vec<T> by = load(beta + c);
+    for (int at = c; at < dim * lanes; at += lanes) {
+      const Vec<T> gk = w.size.solves ? 2 * load(w.gk + at) : Vec<T>{};
+      const Vec<T> rv = w.size.remembers ? load(w.rv + at) : Vec<T>{};
+      store(w.gk + at, by * (gk + rv));
     }
   }
   if (add) add_sum<T>(t, sums.k_view, b, t0, head, dim, w.lanes_too, w.gk);
@@ -496,8 +503,13 @@ void segment_alone(const Problem& p, const Saved& saved, const Gradients& out, c
     }
     w.chunk.load(p, b, t, head, len, {.value_lanes = true});
     load_gradient(p, out, w, b, t, head);
+    if (i > 0) {
+      for (const View* view : {&p.q, &p.k, &saved_x}) prefetch_rows(*view, b, t - s.chunk, head, s.chunk, s.dim);
+      for (const View* view : {&p.v, &out.d_o}) prefetch_rows(*view, b, t - s.chunk, head, s.chunk, s.values);
+    }
     if (s.solves) {
-      w.op.set(w.chunk, w.starts[i].h, w.starts[i].ldh, p.options, head);
+      const double* norms = saved.norm + (b * p.tokens + t) * p.heads + head;
+      w.op.set(w.chunk, w.starts[i].h, w.starts[i].ldh, p.options, head, norms, p.heads);
       w.chunk.load_lanes(saved_x, b, t, head, s.dim, w.x);
     }
     bool lost[kMaxChunk];
@@ -652,14 +664,10 @@ void backward_as(const Problem& p, const Saved& saved, const Gradients& out, con
   const Plan plan = make_plan(p);
   const Sizes sizes = sizes_of(p);
   const auto segments = static_cast<std::int64_t>(plan.segments.size());
-  const SegmentStates<T> states{.h = static_cast<T*>(saved.h),
-                                .u = static_cast<T*>(saved.u),
-                                .heads = p.heads,
-                                .dim = p.key_dim,
-                                .values = p.value_dim};
+  const SegmentStates<T> states = segment_states<T>(p, saved.h, saved.u);
   Buffer<T> own_h(sizes.solves ? segments * p.heads * p.key_dim * p.key_dim : 0);
   Buffer<T> own_u(sizes.remembers ? segments * p.heads * p.key_dim * p.value_dim : 0);
-  const SegmentStates<T> own{.h = own_h, .u = own_u, .heads = p.heads, .dim = p.key_dim, .values = p.value_dim};
+  const SegmentStates<T> own = segment_states<T>(p, own_h, own_u);
   Buffer<double> diagonals(out.d_ridge_diagonal != nullptr ? segments * p.heads * p.key_dim : 0);
   Sums<T> sums(p);
   const auto workspace = [&] { return std::make_unique<Workspace<T>>(sizes, p.options); };

@@ -71,19 +71,23 @@ constexpr int row_stride(int n) {
   return padded<T>(n) + (n % 64 == 0 ? kLanes<T> : 0);
 }
 
-/// ζ_c = Π_{i≤c} γ_i and M_jc = Π_{j<i≤c} γ_i, by recursion: exactly 0 across a token with γ = 0.
+/// ζ_c = Π_{i≤c} γ_i and M_jc = Π_{j<i≤c} γ_i, 0 for j > c, by recursion: exactly 0 across a token with γ = 0.
 struct Decay {
   double zeta[kMaxChunk];
   double m[kMaxChunk][kMaxChunk];
 
-  void set(const double* gamma, int len) {
+  /// Lanes beyond len get 0.
+  void set(const double* gamma, int len, int lanes) {
     double product = 1;
-    for (int c = 0; c < len; ++c) {
-      product *= gamma[c];
-      zeta[c] = product;
-      for (int j = 0; j < c; ++j) m[j][c] = m[j][c - 1] * gamma[c];
-      m[c][c] = 1;
+    for (int j = 0; j < len; ++j) {
+      product *= gamma[j];
+      zeta[j] = product;
+      double* row = m[j];
+      std::fill(row, row + lanes, 0.0);
+      double reach = row[j] = 1;
+      for (int c = j + 1; c < len; ++c) row[c] = reach *= gamma[c];
     }
+    std::fill(zeta + len, zeta + lanes, 0.0);
   }
   double end(int j, int len) const { return m[j][len - 1]; }
 };
@@ -106,33 +110,70 @@ void write_row(const View& view, std::int64_t at, int n, const T* from) {
   });
 }
 
+/// Asks for rows that will be read soon: tokens of one head lie too far apart for the hardware to see them coming.
+inline void prefetch_rows(const View& view, std::int64_t b, std::int64_t t, std::int64_t head, int count,
+                          std::int64_t n) {
+  if (!view) return;
+  const std::int64_t size = with_type(view.dtype, [](auto type) { return static_cast<std::int64_t>(sizeof type); });
+  for (int c = 0; c < count; ++c) {
+    const char* row = static_cast<const char*>(view.data) + offset(view, b, t + c, head) * size;
+    for (std::int64_t at = 0; at < n * size; at += 64) __builtin_prefetch(row + at, 0, 2);
+  }
+}
+
 inline double read_gate(const View& view, std::int64_t at, double otherwise) {
   double value = otherwise;
   if (view) read_row(view, at, 1, &value);
   return value;
 }
 
-/// rows[len × ld] → lanes[n × stride]; lanes beyond len become 0.
+/// rows[len × ld] → lanes[n × stride], whole squares of vectors at a time; ld and stride are whole vectors. Lanes
+/// beyond len become 0.
 template <typename T>
 void to_lanes(const T* rows, int ld, int len, int n, T* lanes, int stride) {
-  for (int c = 0; c < stride; ++c) {
-    for (int i = 0; i < n; ++i) lanes[static_cast<std::int64_t>(i) * stride + c] = c < len ? rows[c * ld + i] : T{0};
+  constexpr int kSide = kLanes<T>;
+  for (int c = 0; c < stride; c += kSide) {
+    for (int i = 0; i < n; i += kSide) {
+      Vec<T> square[kSide];
+      for (int r = 0; r < kSide; ++r) square[r] = c + r < len ? load(rows + (c + r) * ld + i) : Vec<T>{};
+      transpose<T>(square);
+      for (int r = 0; r < kSide && i + r < n; ++r) store(lanes + (i + r) * stride + c, square[r]);
+    }
   }
 }
 
+/// The way back; rows are filled up with 0 to ld.
 template <typename T>
 void to_rows(const T* lanes, int stride, int len, int n, T* rows, int ld) {
-  for (int c = 0; c < len; ++c) {
-    for (int i = 0; i < n; ++i) rows[c * ld + i] = lanes[static_cast<std::int64_t>(i) * stride + c];
-    for (int i = n; i < ld; ++i) rows[c * ld + i] = T{0};
+  constexpr int kSide = kLanes<T>;
+  for (int i = 0; i < ld; i += kSide) {
+    for (int c = 0; c < len; c += kSide) {
+      Vec<T> square[kSide];
+      for (int r = 0; r < kSide; ++r) square[r] = i + r < n ? load(lanes + (i + r) * stride + c) : Vec<T>{};
+      transpose<T>(square);
+      for (int r = 0; r < kSide && c + r < len; ++r) store(rows + (c + r) * ld + i, square[r]);
+    }
   }
 }
 
+/// For n whole vectors. x·0 is 0 unless x is not finite.
 template <typename T>
 bool all_finite(const T* row, int n) {
+  Vec<T> sum{};
+  for (int i = 0; i < n; i += kLanes<T>) sum += load(row + i) * T{0};
   bool finite = true;
-  for (int i = 0; i < n; ++i) finite &= std::isfinite(row[i]);
+  for (int i = 0; i < kLanes<T>; ++i) finite &= sum[i] == 0;
   return finite;
+}
+
+/// mask[j][c] = M_jc β_j σ_c, which is 0 for j > c and beyond len, and scale[c] = σ_c ζ_c; sigma has a value per lane.
+template <typename T>
+void set_weights(const Decay& decay, const double* beta, const double* sigma, int len, int lanes, T* mask, T* scale) {
+  for (int c = 0; c < lanes; ++c) scale[c] = static_cast<T>(sigma[c] * decay.zeta[c]);
+  for (int j = 0; j < len; ++j) {
+    const double* m = decay.m[j];
+    for (int c = 0; c < lanes; ++c) mask[j * lanes + c] = static_cast<T>(m[c] * beta[j] * sigma[c]);
+  }
 }
 
 /// out[c] = Σ_i a[i][c] b[i][c], one dot product per token.
@@ -252,6 +293,7 @@ struct Chunk {
   struct Needs {
     bool queries = true;
     bool key_lanes = true;
+    bool values = true;
     bool value_lanes = false;
   };
 
@@ -265,12 +307,12 @@ struct Chunk {
       if (!std::isfinite(beta[c])) beta[c] = 0;
       if (std::isnan(gamma[c])) gamma[c] = 0;
     }
-    if (size.remembers) {
+    if (size.remembers && needs.values) {
       load_rows(p.v, b, t, head, size.values, v, ldv, bad_value);
       for (int c = 0; c < len; ++c) bad_value[c] = bad_key[c] || (bad_value[c] && beta[c] != 0);
       if (needs.value_lanes) to_lanes<T>(v, ldv, len, size.values, vt, lanes);
     }
-    key_decay_storage.set(gamma, len);
+    key_decay_storage.set(gamma, len, lanes);
     key_decay = &key_decay_storage;
     if (!p.options.decay_keys) set_undecayed_keys(p);
     if (needs.key_lanes) to_lanes<T>(k, ldk, len, size.dim, kt, lanes);
@@ -320,8 +362,9 @@ struct Chunk {
     for (int c = 0; c < len; ++c) {
       T* at = to + static_cast<std::int64_t>(c) * ld;
       read_row(view, offset(view, b, t + c, head), n, at);
-      bad[c] = !all_finite(at, n);
-      std::fill(at + (bad[c] ? 0 : n), at + ld, T{0});
+      std::fill(at + n, at + ld, T{0});
+      bad[c] = !all_finite(at, ld);
+      if (bad[c]) std::fill(at, at + n, T{0});
     }
   }
 
@@ -330,7 +373,7 @@ struct Chunk {
     value_decay = key_decay_storage;
     double ones[kMaxChunk];
     std::fill(ones, ones + kMaxChunk, 1.0);
-    key_decay_undecayed.set(ones, len);
+    key_decay_undecayed.set(ones, len, lanes);
     key_decay = &key_decay_undecayed;
   }
 

@@ -120,24 +120,30 @@ void answer_chunk(const Problem& p, const Outputs& out, Workspace<T>& w, std::in
   w.chunk.store_lanes(out.o, b, t, head, w.chunk.size.values, w.o);
 }
 
+/// The state at the start of a segment into w.state: from the pass before or, where this worker has just walked the
+/// segment before, already there.
 template <typename T>
-void run_segment(const Problem& p, const Outputs& out, const Segment& segment, const SegmentStates<T>& states,
-                 std::int64_t head, Workspace<T>& w) {
+void take_start(const Problem& p, const Segment& segment, const SegmentStates<T>& states, std::int64_t head, bool walks,
+                Workspace<T>& w) {
   const Sizes& s = w.chunk.size;
-  if (s.solves) unpack_matrix(states.h_at(segment.index, head), s.dim, s.dim, w.state.h.get(), w.state.ldh);
-  if (s.remembers) unpack_matrix(states.u_at(segment.index, head), s.dim, s.values, w.state.u.get(), w.state.ldu);
-  const std::int64_t b = segment.tokens.batch, end = segment.tokens.begin + segment.tokens.length;
-  const bool wants_final = segment.last && (out.h != nullptr || out.u != nullptr);
-  for (std::int64_t t = segment.tokens.begin; t < end; t += s.chunk) {
-    const int len = static_cast<int>(std::min<std::int64_t>(s.chunk, end - t));
-    w.chunk.load(p, b, t, head, len, {});
-    if (s.solves) solve_chunk(p, out, w, b, t, head);
-    if (out.o) answer_chunk(p, out, w, b, t, head);
-    if (t + len == end && !wants_final) break;
-    if (s.solves) advance_keys<T>(w.chunk, w.state.h, w.state.ldh, 0, s.dim, w.scratch);
-    if (s.remembers) advance_values<T>(w.chunk, w.state.u, w.state.ldu, 0, s.dim, w.scratch);
+  StatePair<T>& to = w.state;
+  if (walks && segment.first) {
+    if (s.solves) load_initial_keys<T>(p, segment.sequence, head, to.h, to.ldh);
+    if (s.remembers) load_initial_values<T>(p, segment.sequence, head, to.u, to.ldu);
   }
-  if (!wants_final) return;
+  if (walks) {
+    if (states.h != nullptr) pack_matrix<T>(to.h, to.ldh, s.dim, s.dim, states.h_at(segment.index, head));
+    if (states.u != nullptr) pack_matrix<T>(to.u, to.ldu, s.dim, s.values, states.u_at(segment.index, head));
+  } else {
+    if (s.solves) unpack_matrix<T>(states.h_at(segment.index, head), s.dim, s.dim, to.h, to.ldh);
+    if (s.remembers) unpack_matrix<T>(states.u_at(segment.index, head), s.dim, s.values, to.u, to.ldu);
+  }
+}
+
+template <typename T>
+void write_final_states(const Problem& p, const Outputs& out, const Segment& segment, std::int64_t head,
+                        Workspace<T>& w) {
+  const Sizes& s = w.chunk.size;
   const std::int64_t slot = segment.sequence * p.heads + head;
   if (out.h != nullptr && s.solves) {
     pack_matrix<T>(w.state.h, w.state.ldh, s.dim, s.dim, static_cast<T*>(out.h) + slot * s.dim * s.dim);
@@ -145,6 +151,29 @@ void run_segment(const Problem& p, const Outputs& out, const Segment& segment, c
   if (out.u != nullptr && s.remembers) {
     pack_matrix<T>(w.state.u, w.state.ldu, s.dim, s.values, static_cast<T*>(out.u) + slot * s.dim * s.values);
   }
+}
+
+template <typename T>
+void run_segment(const Problem& p, const Outputs& out, const Segment& segment, const SegmentStates<T>& states,
+                 std::int64_t head, bool walks, Workspace<T>& w) {
+  const Sizes& s = w.chunk.size;
+  take_start(p, segment, states, head, walks, w);
+  const std::int64_t b = segment.tokens.batch, end = segment.tokens.begin + segment.tokens.length;
+  const bool wants_final = segment.last && (out.h != nullptr || out.u != nullptr);
+  const bool wants_end = wants_final || (walks && !segment.last);
+  for (std::int64_t t = segment.tokens.begin; t < end; t += s.chunk) {
+    const int len = static_cast<int>(std::min<std::int64_t>(s.chunk, end - t));
+    w.chunk.load(p, b, t, head, len, {});
+    const int next = static_cast<int>(std::min<std::int64_t>(s.chunk, end - t - len));
+    for (const View* view : {&p.q, &p.k}) prefetch_rows(*view, b, t + len, head, next, s.dim);
+    prefetch_rows(p.v, b, t + len, head, next, s.values);
+    if (s.solves) solve_chunk(p, out, w, b, t, head);
+    if (out.o) answer_chunk(p, out, w, b, t, head);
+    if (t + len == end && !wants_end) break;
+    if (s.solves) advance_keys<T>(w.chunk, w.state.h, w.state.ldh, 0, s.dim, w.scratch);
+    if (s.remembers) advance_values<T>(w.chunk, w.state.u, w.state.ldu, 0, s.dim, w.scratch);
+  }
+  if (wants_final) write_final_states(p, out, segment, head, w);
 }
 
 /// A sequence without tokens hands its state through.
@@ -162,31 +191,47 @@ void pass_states_through(const Problem& p, const Outputs& out) {
   }
 }
 
+/// One worker per sequence and head, walking all its segments: no pass before is needed.
 template <typename T>
-void forward_as(const Problem& p, const Outputs& out, const Executor& executor) {
-  const Plan plan = make_plan(p);
+void walk_sequences(const Problem& p, const Outputs& out, const Plan& plan, const Executor& executor) {
+  const Sizes sizes = sizes_of(p);
+  const SegmentStates<T> states = segment_states<T>(p, out.saved.h, out.saved.u);
+  parallel_tasks(
+      executor, p.sequences * p.heads, [&] { return std::make_unique<Workspace<T>>(sizes, p.options); },
+      [&](std::int64_t task, Workspace<T>& w) {
+        const std::int64_t n = task / p.heads;
+        for (std::int64_t s = plan.begin[n]; s < plan.begin[n + 1]; ++s) {
+          run_segment(p, out, plan.segments[s], states, task % p.heads, true, w);
+        }
+      });
+}
+
+/// All segments at once, after a pass that carries the states from one to the next.
+template <typename T>
+void spread_segments(const Problem& p, const Outputs& out, const Plan& plan, const Executor& executor) {
   const Sizes sizes = sizes_of(p);
   const auto segments = static_cast<std::int64_t>(plan.segments.size());
   Buffer<T> own_h, own_u;
-  SegmentStates<T> states{.h = static_cast<T*>(out.saved.h),
-                          .u = static_cast<T*>(out.saved.u),
-                          .heads = p.heads,
-                          .dim = p.key_dim,
-                          .values = p.value_dim};
-  if (sizes.solves && states.h == nullptr) {
-    own_h.resize(segments * p.heads * p.key_dim * p.key_dim);
-    states.h = own_h;
-  }
-  if (sizes.remembers && states.u == nullptr) {
-    own_u.resize(segments * p.heads * p.key_dim * p.value_dim);
-    states.u = own_u;
-  }
+  if (sizes.solves && out.saved.h == nullptr) own_h.resize(segments * p.heads * p.key_dim * p.key_dim);
+  if (sizes.remembers && out.saved.u == nullptr) own_u.resize(segments * p.heads * p.key_dim * p.value_dim);
+  const SegmentStates<T> states = segment_states<T>(p, out.saved.h != nullptr ? out.saved.h : own_h.get(),
+                                                    out.saved.u != nullptr ? out.saved.u : own_u.get());
   walk_states(p, plan, states, executor);
   parallel_tasks(
       executor, segments * p.heads, [&] { return std::make_unique<Workspace<T>>(sizes, p.options); },
       [&](std::int64_t task, Workspace<T>& w) {
-        run_segment(p, out, plan.segments[task / p.heads], states, task % p.heads, w);
+        run_segment(p, out, plan.segments[task / p.heads], states, task % p.heads, false, w);
       });
+}
+
+template <typename T>
+void forward_as(const Problem& p, const Outputs& out, const Executor& executor) {
+  const Plan plan = make_plan(p);
+  if (fills_threads(p, plan, executor.threads)) {
+    walk_sequences<T>(p, out, plan, executor);
+  } else {
+    spread_segments<T>(p, out, plan, executor);
+  }
   pass_states_through<T>(p, out);
 }
 

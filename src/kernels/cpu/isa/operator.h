@@ -29,7 +29,8 @@ struct Operator {
   double norm[kMaxChunk];   // ‖H_c‖_F
   double sigma[kMaxChunk];  // 0 where there is nothing to solve
   double rho[kMaxChunk];
-  double h_scale = 1;  // ‖H_0‖_F, or 1 where that is 0
+  double start = 0;    // ‖H_0‖_F
+  double h_scale = 1;  // the same, or 1 where that is of no use as a scale
 
   explicit Operator(const Sizes& s)
       : hk(static_cast<std::int64_t>(s.dim) * kMaxChunk),
@@ -44,14 +45,21 @@ struct Operator {
   bool live(int c) const { return sigma[c] > 0; }
   bool lost[kMaxChunk];
 
-  void set(const Chunk<T>& tokens, const T* state, int ld, const Options& options, std::int64_t head) {
+  /// `norms`, if given, are ‖H_c‖_F as an earlier pass found them, `stride` apart.
+  void set(const Chunk<T>& tokens, const T* state, int ld, const Options& options, std::int64_t head,
+           const double* norms = nullptr, std::int64_t stride = 0) {
     chunk = &tokens;
     h = state;
     ldh = ld;
     const int len = tokens.len, lanes = tokens.lanes, dim = tokens.size.dim;
     gemm<T>(dim, lanes, dim, {h, 1, ldh}, tokens.kt, lanes, hk, lanes);
     gemm<T>(len, lanes, dim, {tokens.kt, 1, lanes}, tokens.kt, lanes, gram, lanes);
-    set_norms();
+    set_start();
+    if (norms == nullptr) {
+      set_norms();
+    } else {
+      for (int c = 0; c < len; ++c) norm[c] = norms[c * stride];
+    }
     set_ridge(options, head);
     set_mask();
   }
@@ -77,15 +85,18 @@ struct Operator {
   Vec<T> ridge(int i, int c) const { return diagonal ? broadcast(ridge_row[i]) : load(ridge_lane + c); }
 
  private:
+  void set_start() {
+    start = frobenius(h, chunk->size.dim, ldh);
+    h_scale = start > 0 && std::isfinite(start) ? start : 1;
+    chunk->find_lost(chunk->bad_key, *chunk->key_decay, !std::isfinite(start), lost);
+  }
+
   /// ‖H_c‖² = γ²‖H_{c-1}‖² + 2γβ k_cᵀH_{c-1}k_c + β²‖k_c‖⁴, nothing negative, its largest term factored out.
   void set_norms() {
     const Chunk<T>& t = *chunk;
     const Decay& decay = *t.key_decay;
     T kh[kMaxChunk];
     lane_dot<T>(hk, t.kt, t.size.dim, t.lanes, kh);
-    const double start = frobenius(h, t.size.dim, ldh);
-    h_scale = start > 0 && std::isfinite(start) ? start : 1;
-    t.find_lost(t.bad_key, decay, !std::isfinite(start), lost);
     double before = start;
     for (int c = 0; c < t.len; ++c) {
       const double gamma = c == 0 ? decay.zeta[0] : decay.m[c - 1][c];
@@ -137,17 +148,12 @@ struct Operator {
 
   void set_mask() {
     const Chunk<T>& t = *chunk;
-    for (int c = 0; c < t.lanes; ++c) {
-      const bool real = c < t.len;
-      state_scale[c] = real ? static_cast<T>(sigma[c] * t.key_decay->zeta[c]) : T{0};
-      ridge_lane[c] = real ? static_cast<T>(rho[c]) : T{1};
+    for (int c = t.len; c < t.lanes; ++c) {
+      sigma[c] = 0;
+      rho[c] = 1;
     }
-    for (int j = 0; j < t.len; ++j) {
-      for (int c = 0; c < t.lanes; ++c) {
-        mask[j * t.lanes + c] =
-            c >= j && c < t.len ? static_cast<T>(t.key_decay->m[j][c] * t.beta[j] * sigma[c]) : T{0};
-      }
-    }
+    for (int c = 0; c < t.lanes; ++c) ridge_lane[c] = static_cast<T>(rho[c]);
+    set_weights<T>(*t.key_decay, t.beta, sigma, t.len, t.lanes, mask, state_scale);
   }
 
   /// scores[j][c] = mask[j][c] (k_j · x_c). Lanes that lie wholly before token j are neither written here nor read.

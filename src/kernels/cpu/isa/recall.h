@@ -37,25 +37,20 @@ struct Recall {
       sigma[c] = live ? op->sigma[c] : 1;
       solved[c] = live ? static_cast<T>(alpha) : T{0};
       direct[c] = real ? static_cast<T>((1 - alpha) / sigma[c]) : T{0};
-      state_scale[c] = real ? static_cast<T>(sigma[c] * decay.zeta[c]) : T{0};
     }
-    for (int j = 0; j < t.len; ++j) {
-      for (int c = 0; c < t.lanes; ++c) {
-        const bool seen = c >= j && c < t.len;
-        mask[j * t.lanes + c] = seen ? static_cast<T>(decay.m[j][c] * t.beta[j] * sigma[c]) : T{0};
-      }
-    }
+    set_weights<T>(decay, t.beta, sigma, t.len, t.lanes, mask, state_scale);
   }
 
   /// z̃ from q and x̃ (null: no solve).
   void mix(const Chunk<T>& t, const T* x) {
-    for (int i = 0; i < t.size.dim; ++i) {
-      for (int c = 0; c < t.lanes; ++c) {
+    for (int c = 0; c < t.lanes; c += kLanes<T>) {
+      const Vec<T> of_x = load(solved + c), of_q = load(direct + c);
+      for (int i = 0; i < t.size.dim; ++i) {
         const int at = i * t.lanes + c;
         // A weight of 0 leaves its term out altogether: x̃ may be NaN where there was nothing to solve.
-        const T from_x = solved[c] != 0 ? solved[c] * x[at] : T{0};
-        const T from_q = direct[c] != 0 ? direct[c] * t.q[at] : T{0};
-        z[at] = from_x + from_q;
+        const Vec<T> from_q = of_q == 0 ? Vec<T>{} : of_q * load(t.q + at);
+        const Vec<T> from_x = x == nullptr ? Vec<T>{} : of_x == 0 ? Vec<T>{} : of_x * load(x + at);
+        store(z + at, from_x + from_q);
       }
     }
   }
@@ -64,7 +59,7 @@ struct Recall {
   void read(const Chunk<T>& t, const T* u, int ldu, double scale, T* o) {
     const int lanes = t.lanes;
     gemm<T>(t.len, lanes, t.size.dim, {t.kt, 1, lanes}, z, lanes, scores, lanes);
-    for (int i = 0; i < t.len * lanes; ++i) scores[i] = mask[i] != 0 ? scores[i] * mask[i] : T{0};
+    apply_mask(t);
     gemm<T>(t.size.values, lanes, t.size.dim, {u, 1, ldu}, z, lanes, o, lanes);
     scale_lanes(o, t.size.values, lanes, state_scale);
     gemm<T>(t.size.values, lanes, t.len, {t.v, 1, t.ldv}, scores, lanes, o, lanes, true);
@@ -77,16 +72,27 @@ struct Recall {
   void transpose(const Chunk<T>& t, const T* u, int ldu, const T* g, T* w) {
     const int lanes = t.lanes;
     gemm<T>(t.len, lanes, t.size.values, {t.v, t.ldv, 1}, g, lanes, scores, lanes);
-    for (int i = 0; i < t.len * lanes; ++i) scores[i] = mask[i] != 0 ? scores[i] * mask[i] : T{0};
+    apply_mask(t);
     gemm<T>(t.size.dim, lanes, t.size.values, {u, ldu, 1}, g, lanes, w, lanes);
     scale_lanes(w, t.size.dim, lanes, state_scale);
     gemm<T>(t.size.dim, lanes, t.len, {t.k, 1, t.ldk}, scores, lanes, w, lanes, true);
   }
 
+  void apply_mask(const Chunk<T>& t) {
+    for (int i = 0; i < t.len * t.lanes; i += kLanes<T>) {
+      const Vec<T> by = load(mask + i);
+      store(scores + i, by == 0 ? Vec<T>{} : load(scores + i) * by);
+    }
+  }
+
   /// A factor of 0 clears, also what is not finite.
   static void scale_lanes(T* values, int rows, int lanes, const T* factor) {
-    for (int i = 0; i < rows; ++i) {
-      for (int c = 0; c < lanes; ++c) values[i * lanes + c] = factor[c] == 0 ? T{0} : values[i * lanes + c] * factor[c];
+    for (int c = 0; c < lanes; c += kLanes<T>) {
+      const Vec<T> by = load(factor + c);
+      for (int i = 0; i < rows; ++i) {
+        T* at = values + i * lanes + c;
+        store(at, by == 0 ? Vec<T>{} : load(at) * by);
+      }
     }
   }
 };

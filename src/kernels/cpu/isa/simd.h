@@ -48,6 +48,36 @@ inline Vec<T> broadcast(T x) {
   return x - Vec<T>{};
 }
 
+/// Integers as wide as T, which is what a comparison or a shuffle of Vec<T> works with.
+template <typename T>
+using Index = decltype(Vec<T>{} == Vec<T>{});
+
+/// Lanes 0 … of both inputs alternating, from their lower (kHalf = 0) or upper halves.
+template <typename T, int kHalf>
+inline Vec<T> interleave(Vec<T> a, Vec<T> b) {
+  Index<T> order{};
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<T>; ++i) order[i] = kHalf * kLanes<T> / 2 + i / 2 + (i % 2) * kLanes<T>;
+  return __builtin_shuffle(a, b, order);
+}
+
+/// A square of kLanes × kLanes numbers, by interleaving rows half a square apart log₂(kLanes) times.
+template <typename T>
+inline void transpose(Vec<T> (&rows)[kLanes<T>]) {
+  constexpr int n = kLanes<T>;
+#pragma GCC unroll 4
+  for (int stage = 1; stage < n; stage *= 2) {
+    Vec<T> next[n];
+#pragma GCC unroll 8
+    for (int i = 0; i < n / 2; ++i) {
+      next[2 * i] = interleave<T, 0>(rows[i], rows[i + n / 2]);
+      next[2 * i + 1] = interleave<T, 1>(rows[i], rows[i + n / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) rows[i] = next[i];
+  }
+}
+
 constexpr int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 /// n rounded up to whole vectors.

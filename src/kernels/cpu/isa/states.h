@@ -7,7 +7,7 @@
 
 namespace gka::kernels::cpu::GKA_ISA {
 
-inline constexpr int kRowBlock = 64;
+inline constexpr int kRowBlock = 128;
 
 /// Where the walk keeps its states: contiguous [segments, heads, D, D] and [segments, heads, D, V].
 template <typename T>
@@ -19,6 +19,11 @@ struct SegmentStates {
   T* h_at(std::int64_t segment, std::int64_t head) const { return h + (segment * heads + head) * dim * dim; }
   T* u_at(std::int64_t segment, std::int64_t head) const { return u + (segment * heads + head) * dim * values; }
 };
+
+template <typename T>
+SegmentStates<T> segment_states(const Problem& p, void* h, void* u) {
+  return {.h = static_cast<T*>(h), .u = static_cast<T*>(u), .heads = p.heads, .dim = p.key_dim, .values = p.value_dim};
+}
 
 /// The symmetric part of h0, or 0.
 template <typename T>
