@@ -11,6 +11,7 @@ gives the operators their Python signatures.
 """
 
 from ._library import load as _load
+from ._library import path as _path
 
 _load()
 
@@ -26,11 +27,15 @@ from ._ops import (  # noqa: E402
 
 __version__ = _version()
 
+#: For ``CMAKE_PREFIX_PATH``, so that ``find_package(gka)`` finds this installation.
+cmake_prefix_path = str(_path().parents[1])
+
 __all__ = [
     "Backend",
     "__version__",
     "backends",
     "choose_kernel",
+    "cmake_prefix_path",
     "gated_kalmanet",
     "gated_kalmanet_report",
     "gated_kalmanet_step",

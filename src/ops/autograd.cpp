@@ -168,6 +168,22 @@ template void differentiate_part<Part::both>(const c10::OperatorHandle&, torch::
 template void differentiate_part<Part::solve>(const c10::OperatorHandle&, torch::jit::Stack*);
 template void differentiate_part<Part::memory>(const c10::OperatorHandle&, torch::jit::Stack*);
 
+namespace {
+
+/// A node that raises `message` when a gradient reaches it. torch holds nodes by shared_ptr up to 2.12 and by
+/// intrusive_ptr after; the type of an edge tells which.
+template <typename NodePtr = decltype(torch::autograd::Edge::function)>
+NodePtr error_node(const char* message, torch::autograd::edge_list edges) {
+  using torch::autograd::Error;
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<Error>(message, std::move(edges));
+  } else {
+    return c10::make_intrusive<Error>(message, std::move(edges));
+  }
+}
+
+}  // namespace
+
 void differentiable_once(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto inputs = tensors_of(torch::jit::last(*stack, op.schema().arguments().size()));
   {
@@ -175,9 +191,8 @@ void differentiable_once(const c10::OperatorHandle& op, torch::jit::Stack* stack
     op.callBoxed(stack);
   }
   if (!any_requires_grad(inputs)) return;
-  const auto node = c10::make_intrusive<torch::autograd::Error>(
-      "gated_kalmanet: it can be differentiated once, and this asks for a second derivative",
-      torch::autograd::collect_next_edges(inputs));
+  const auto node = error_node("gated_kalmanet: it can be differentiated once, and this asks for a second derivative",
+                               torch::autograd::collect_next_edges(inputs));
   for (const auto& result : tensors_of(torch::jit::last(*stack, op.schema().returns().size()))) {
     torch::autograd::set_history(result, node);
   }

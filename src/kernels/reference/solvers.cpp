@@ -44,7 +44,7 @@ constexpr std::array<std::pair<Solver, ScheduleFunction>, 3> kSchedules{{
 
 }  // namespace
 
-Vector apply(const System& system, const Vector& x) {
+Vector product_with(const System& system, const Vector& x) {
   Vector result = multiply_transposed(system.matrix, x);
   for (std::size_t i = 0; i < x.size(); ++i) result[i] += system.ridge[i] * x[i];
   return result;
@@ -71,7 +71,7 @@ Vector iterate(const System& system, const Vector& q, const Schedule& schedule, 
     Vector next = current;
     add(next, schedule.momentum[i], current);
     add(next, -schedule.momentum[i], previous);
-    const Vector image = apply(system, schedule.look_ahead ? next : current);
+    const Vector image = product_with(system, schedule.look_ahead ? next : current);
     add(next, -schedule.step[i], image);
     add(next, schedule.step[i], q);
     previous = std::exchange(current, std::move(next));
@@ -87,7 +87,7 @@ Vector conjugate_gradient(const System& system, const Vector& q, std::int64_t it
   Vector direction = q;
   double energy = dot(residual, residual);
   for (std::int64_t i = 0; i < iterations && energy != 0.0; ++i) {
-    const Vector image = apply(system, direction);
+    const Vector image = product_with(system, direction);
     const double curvature = dot(direction, image);
     if (curvature == 0.0) break;
     const double length = energy / curvature;

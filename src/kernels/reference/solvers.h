@@ -25,7 +25,7 @@ struct System {
 };
 
 /// (M + diag(ridge)) x
-Vector apply(const System& system, const Vector& x);
+Vector product_with(const System& system, const Vector& x);
 
 /// The iterates, in order; the last one is the answer.
 using Trace = std::vector<Vector>;

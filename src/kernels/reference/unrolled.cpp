@@ -93,13 +93,13 @@ SystemGradient unrolled_iterations(Solver solver, const System& system, const Ve
     Vector point = trace[i - 1];  // z
     if (table.look_ahead) add(point, m, moved);
 
-    Vector slope = apply(system, point);
+    Vector slope = product_with(system, point);
     add(slope, -1.0, q);
     d_step[i] = -dot(d_current, slope);
     add(result.d_q, c, d_current);
     add_to_operator(result, -c, d_current, point);
 
-    const Vector d_point = scaled(apply(system, d_current), -c);
+    const Vector d_point = scaled(product_with(system, d_current), -c);
     Vector d_base = d_current;  // dy
     if (table.look_ahead) add(d_base, 1.0, d_point);
     d_momentum[i] = dot(d_base, moved);
@@ -152,7 +152,7 @@ SystemGradient unrolled_conjugate_gradient(const System& system, const Vector& q
     add(d_image, d_curvature, step.direction);
 
     add_to_operator(result, 1.0, d_image, step.direction);
-    add(d_direction, 1.0, apply(system, d_image));
+    add(d_direction, 1.0, product_with(system, d_image));
   }
   if (steps.empty()) return result;  // x stayed 0
   add(result.d_q, 1.0, d_residual);
@@ -201,14 +201,14 @@ SystemGradient reversed_chebyshev(const System& system, const Vector& q, std::in
     if (i > stop) {
       add_to_operator(result, -c, d_current, previous);
       Vector before = scaled(previous, 1.0 + m);  // A_i ξ_{i-1} + c_i q − ξ_i, over −b_i = m_i
-      add(before, -c, apply(system, previous));
+      add(before, -c, product_with(system, previous));
       add(before, c, q);
       add(before, -1.0, current);
       for (double& value : before) value /= m;
       current = std::exchange(previous, std::move(before));
     }
     Vector d_previous = scaled(d_current, 1.0 + m);  // A_i dξ_i + b_{i+1} dξ_{i+1}
-    add(d_previous, -c, apply(system, d_current));
+    add(d_previous, -c, product_with(system, d_current));
     add(d_previous, -next_momentum, d_next);
     next_momentum = m;
     d_next = std::exchange(d_current, std::move(d_previous));
