@@ -455,6 +455,7 @@ int chunk_starts(const Problem& p, const Segment& segment, const SegmentStates<T
   for (std::int64_t t = segment.tokens.begin; t < end; t += s.chunk, ++i) {
     const int len = static_cast<int>(std::min<std::int64_t>(s.chunk, end - t));
     if (t + len == end) continue;
+    w.chunk.prefetch(p, segment.tokens.batch, t + len, head, std::min<std::int64_t>(s.chunk, end - t - len));
     w.chunk.load(p, segment.tokens.batch, t, head, len, {.queries = false, .key_lanes = false});
     StatePair<T>& next = w.starts[i + 1];
     if (s.solves) {
@@ -504,8 +505,9 @@ void segment_alone(const Problem& p, const Saved& saved, const Gradients& out, c
     w.chunk.load(p, b, t, head, len, {.value_lanes = true});
     load_gradient(p, out, w, b, t, head);
     if (i > 0) {
-      for (const View* view : {&p.q, &p.k, &saved_x}) prefetch_rows(*view, b, t - s.chunk, head, s.chunk, s.dim);
-      for (const View* view : {&p.v, &out.d_o}) prefetch_rows(*view, b, t - s.chunk, head, s.chunk, s.values);
+      w.chunk.prefetch(p, b, t - s.chunk, head, s.chunk);
+      for (const View* view : {&p.q, &saved_x}) prefetch_rows(*view, b, t - s.chunk, head, s.chunk, s.dim);
+      prefetch_rows(out.d_o, b, t - s.chunk, head, s.chunk, s.remembers ? s.values : s.dim);
     }
     if (s.solves) {
       const double* norms = saved.norm + (b * p.tokens + t) * p.heads + head;
@@ -601,6 +603,7 @@ void add_arriving(const Problem& p, const Gradients& out, const Segment& segment
       chunk.len = len;
       chunk.lanes = padded<T>(len);
     } else {
+      chunk.prefetch(p, b, begin + t + len, head, std::min<std::int64_t>(s.chunk, length - t - len));
       chunk.load(p, b, begin + t, head, len, {.queries = false, .value_lanes = true});
       T key_factor[kMaxChunk] = {}, value_factor[kMaxChunk] = {};
       for (int c = 0; c < len; ++c) {

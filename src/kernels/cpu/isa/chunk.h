@@ -333,6 +333,12 @@ struct Chunk {
     return lost[len - 1];
   }
 
+  /// Asks for the keys and values of `count` tokens that will be loaded soon.
+  void prefetch(const Problem& p, std::int64_t b, std::int64_t t, std::int64_t head, std::int64_t count) const {
+    prefetch_rows(p.k, b, t, head, static_cast<int>(count), size.dim);
+    prefetch_rows(p.v, b, t, head, static_cast<int>(count), size.values);
+  }
+
   const Decay& values_decay() const { return key_decay == &key_decay_storage ? key_decay_storage : value_decay; }
 
   /// Any [.., n]-vector per token, as lanes.

@@ -164,9 +164,9 @@ void run_segment(const Problem& p, const Outputs& out, const Segment& segment, c
   for (std::int64_t t = segment.tokens.begin; t < end; t += s.chunk) {
     const int len = static_cast<int>(std::min<std::int64_t>(s.chunk, end - t));
     w.chunk.load(p, b, t, head, len, {});
-    const int next = static_cast<int>(std::min<std::int64_t>(s.chunk, end - t - len));
-    for (const View* view : {&p.q, &p.k}) prefetch_rows(*view, b, t + len, head, next, s.dim);
-    prefetch_rows(p.v, b, t + len, head, next, s.values);
+    const std::int64_t next = std::min<std::int64_t>(s.chunk, end - t - len);
+    w.chunk.prefetch(p, b, t + len, head, next);
+    prefetch_rows(p.q, b, t + len, head, static_cast<int>(next), s.dim);
     if (s.solves) solve_chunk(p, out, w, b, t, head);
     if (out.o) answer_chunk(p, out, w, b, t, head);
     if (t + len == end && !wants_end) break;
