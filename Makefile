@@ -30,11 +30,13 @@ build: setup ## Build everything and install the Python package into .venv (the 
 test: build lint ## Run every check there is: formatting, C++ tests, sanitizers, Python tests, examples
 	@$(STAGE) "C++ tests" ctest --preset cpu --parallel $(JOBS) --progress
 	$(check_under_sanitizers)
+	@$(STAGE) "CUDA kernels: compile" scripts/check_cuda.sh
 	@echo "==> Python tests, command line, installation and examples"
 	@$(PYTHON) -m pytest tests
 
-demo: build ## Store and recall pairs in four memories; writes a table and a plot to out/
+demo: build ## Recall pairs from four memories, then train four layers to recall; tables, and plots in out/
 	@$(STAGE) "Demo: recall" $(PYTHON) experiments/recall/run.py
+	@$(STAGE) "Demo: learning to recall" $(PYTHON) experiments/mqar/demo.py
 
 bench: build ## Measure this machine and write docs/benchmarks.md
 	@$(STAGE) "Benchmark" $(PYTHON) bench/cpu.py

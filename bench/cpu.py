@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -54,17 +55,17 @@ def inputs(tokens: int, dim: int, dtype: torch.dtype = torch.float32) -> list[Te
     return [x.to(dtype) for x in (q, k, v, log_decay, beta, alpha)]
 
 
-def forward(tokens: int, dim: int) -> Callable[[], object]:
+def forward(tokens: int, dim: int, iterations: int = ITERATIONS) -> Callable[[], object]:
     arguments = inputs(tokens, dim)
-    return lambda: gka.gated_kalmanet(*arguments, iterations=ITERATIONS)
+    return lambda: gka.gated_kalmanet(*arguments, iterations=iterations)
 
 
-def forward_backward(tokens: int, dim: int) -> Callable[[], object]:
+def forward_backward(tokens: int, dim: int, iterations: int = ITERATIONS) -> Callable[[], object]:
     arguments = [x.requires_grad_() for x in inputs(tokens, dim)]
     d_o = torch.randn(1, tokens, HEADS, dim, generator=torch.Generator().manual_seed(1))
 
     def work() -> object:
-        o, _ = gka.gated_kalmanet(*arguments, iterations=ITERATIONS)
+        o, _ = gka.gated_kalmanet(*arguments, iterations=iterations)
         return torch.autograd.grad(o, arguments, d_o)
 
     return work
@@ -145,6 +146,53 @@ def measure_step(dim: int, repetitions: int) -> Step:
         target=TARGETS["step"].get(dim),
         undisturbed=result.undisturbed,
     )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """On one thread, in yardsticks: whole passes, and without iterations, which is everything but the solve."""
+
+    dim: int
+    gflops: float  # of the yardstick's product
+    forward: float
+    forward_rest: float
+    backward: float
+    backward_rest: float
+
+
+def least_cpu_seconds(works: list[Callable[[], object]], repetitions: int) -> list[float]:
+    """The smallest processor time of each over many short runs in turns: whatever else goes on can only add."""
+    best = [math.inf] * len(works)
+    for _ in range(repetitions):
+        for i, work in enumerate(works):
+            start = time.process_time()
+            work()
+            best[i] = min(best[i], time.process_time() - start)
+    return best
+
+
+def measure_parts(tokens: int, dim: int, repetitions: int) -> Parts:
+    calls, multiply = 10, product(64, 16, dim)
+    works = [work(tokens, dim, r) for work in (forward, forward_backward) for r in (ITERATIONS, 0)]
+    *times, yard = least_cpu_seconds([*works, lambda: [multiply() for _ in range(calls)]], repetitions)
+    flops_per_second = calls * 2 * 16 * 64 * dim * dim / yard
+    unit = tokens * HEADS * ITERATIONS * 2 * dim * dim / flops_per_second
+    whole, rest, both, both_rest = (t / unit for t in times)
+    return Parts(dim, flops_per_second * 1e-9, whole, rest, both - whole, both_rest - rest)
+
+
+def show_parts(args: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    header = ["D", "product, GFLOP/s", "forward", "of it the solve", "backward", "of it the solve", "both"]
+    body = []
+    with Progress(len(args.dims), "parts") as progress:
+        for dim in args.dims:
+            p = measure_parts(256, dim, args.repetitions)
+            passes = [p.forward, p.forward - p.forward_rest, p.backward, p.backward - p.backward_rest]
+            numbers = [*passes, p.forward + p.backward]
+            body.append([str(dim), f"{p.gflops:.0f}", *(f"{x:.2f}" for x in numbers)])
+            progress.step(f"D = {dim}")
+    print(f"{setting(args)}\nTimes the yardstick, T = 256, least processor time:\n{table(header, body, left=0)}")
 
 
 def peak_in_fresh_process(work: str, tokens: int, dim: int) -> int | None:
@@ -295,13 +343,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
         epilog="examples:\n"
         "  python bench/cpu.py                          everything; some minutes\n"
         "  python bench/cpu.py --quick                  T up to 2,048, three repetitions; writes nothing\n"
+        "  python bench/cpu.py --parts                  one thread, the solve and the rest; for busy machines too\n"
         "  GKA_CPU=avx2 python bench/cpu.py --no-write  another instruction set\n",
     )
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128], help="key and value dimensions (64 128)")
     parser.add_argument("--tokens", type=int, nargs="+", help=f"sequence lengths ({' '.join(map(str, TOKENS))})")
-    parser.add_argument("--repetitions", type=int, help="samples of each; the median counts (5)")
+    parser.add_argument(
+        "--repetitions", type=int, help="samples of each; the median counts (5; with --parts the least of 60)"
+    )
     parser.add_argument("--threads", type=int, help="threads for torch and the kernels (torch's own choice)")
     parser.add_argument("--quick", action="store_true", help="a short look: T ≤ 2,048, 3 repetitions, nothing written")
+    parser.add_argument("--parts", action="store_true", help="where the time goes on one thread; nothing written")
     parser.add_argument("--no-write", action="store_true", help="print only")
     parser.add_argument("--force", action="store_true", help="write even if other programs disturbed the run")
     parser.add_argument("--doc", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the document to update")
@@ -310,7 +362,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.argv = argv
     args.tokens = sorted(args.tokens or [t for t in TOKENS if not args.quick or t <= 2048])
-    args.repetitions = args.repetitions or (3 if args.quick else 5)
+    args.repetitions = args.repetitions or (60 if args.parts else 3 if args.quick else 5)
     args.write = not (args.quick or args.no_write)
     args.accuracy_tokens = min(2048, args.tokens[-1])
     if min([*args.tokens, *args.dims, args.repetitions]) < 1:
@@ -322,6 +374,9 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     if args.peak_of:
         print_peak(*args.peak_of)
+        return 0
+    if args.parts:
+        show_parts(args)
         return 0
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -15,6 +15,12 @@ if(TARGET gka_cli)
   install(TARGETS gka_cli RUNTIME DESTINATION bin)
 endif()
 
+# With the CUDA kernels inside, whoever links them needs NVIDIA's runtime library.
+set(GKA_NEEDS_CUDA OFF)
+if(TARGET gka_cuda_objects)
+  set(GKA_NEEDS_CUDA ON)
+endif()
+
 configure_package_config_file(cmake/gkaConfig.cmake.in gkaConfig.cmake INSTALL_DESTINATION ${GKA_CMAKE_DIR})
 write_basic_package_version_file(gkaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES cmake/GkaTorch.cmake ${CMAKE_CURRENT_BINARY_DIR}/gkaConfig.cmake

@@ -26,6 +26,7 @@ python3-venv        $python -c 'import venv, ensurepip'
 libgtest-dev        installed libgtest-dev
 libcli11-dev        installed libcli11-dev
 nlohmann-json3-dev  installed nlohmann-json3-dev
+libpcre2-dev        installed libpcre2-dev
 END
 }
 

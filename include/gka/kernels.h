@@ -10,8 +10,10 @@
 // docs/mathematics.md has the whole story.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "gka/types.h"
 
@@ -181,5 +183,28 @@ void step(const Step& step, const Executor& executor);
 /// one this machine lacks, or an unknown one, throws std::invalid_argument.
 const char* instruction_set();
 }  // namespace cpu
+
+namespace cuda {
+// On NVIDIA cards from compute capability 8.0 on. Every pointer of the structs is device memory, cu_seqlens,
+// state_indices, iterations and ridge_diagonal included; those of Saved are aligned to 16 bytes. Calls only queue work
+// on the stream: they wait for nothing and allocate nothing themselves, so they can be captured in a graph; the same
+// input gives the same bits.
+// Declared always, defined where the library was built with GKA_CUDA.
+
+/// Where a call runs.
+struct Device {
+  int index = 0;
+  void* stream = nullptr;  // a cudaStream_t
+  /// Device memory, aligned to 16 bytes, that stays this call's until the stream has done the call's work.
+  std::function<void*(std::size_t bytes)> allocate;
+};
+
+void forward(const Problem& problem, const Outputs& outputs, const Device& device);
+void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device);
+void step(const Step& step, const Device& device);
+
+/// "NVIDIA H200, 132 multiprocessors". Throws std::runtime_error where this machine has no such device.
+std::string describe(int device = 0);
+}  // namespace cuda
 
 }  // namespace gka::kernels

@@ -21,6 +21,13 @@ enum class Gradient : std::uint8_t { implicit, unrolled };
 /// λ_t = ridge · ‖H_t‖_F, or λ = ridge.
 enum class RidgeMode : std::uint8_t { adaptive, constant };
 
+/// What the block's small operations put between: nothing, z·sigmoid(z), or sigmoid(z).
+enum class Activation : std::uint8_t { none, silu, sigmoid };
+
+/// How a head's vector is brought to unit length: not at all, z/(‖z‖ + eps), or z/√(‖z‖² + eps). Published
+/// checkpoints have been trained with either.
+enum class L2Norm : std::uint8_t { none, divide, rsqrt };
+
 template <typename Enum>
 using NameTable = std::pair<std::string_view, Enum>;
 
@@ -40,9 +47,22 @@ inline constexpr std::array<NameTable<RidgeMode>, 2> kRidgeModeNames{{
     {"constant", RidgeMode::constant},
 }};
 
+inline constexpr std::array<NameTable<Activation>, 3> kActivationNames{{
+    {"none", Activation::none},
+    {"silu", Activation::silu},
+    {"sigmoid", Activation::sigmoid},
+}};
+inline constexpr std::array<NameTable<L2Norm>, 3> kL2NormNames{{
+    {"none", L2Norm::none},
+    {"divide", L2Norm::divide},
+    {"rsqrt", L2Norm::rsqrt},
+}};
+
 constexpr const auto& names_of(Solver) { return kSolverNames; }
 constexpr const auto& names_of(Gradient) { return kGradientNames; }
 constexpr const auto& names_of(RidgeMode) { return kRidgeModeNames; }
+constexpr const auto& names_of(Activation) { return kActivationNames; }
+constexpr const auto& names_of(L2Norm) { return kL2NormNames; }
 
 template <typename Enum>
 constexpr std::string_view name_of(Enum value) {

@@ -15,7 +15,8 @@ from ._library import path as _path
 
 _load()
 
-from ._info import Backend, backends, choose_kernel  # noqa: E402  (they need the library)
+from ._block import gated_rms_norm, short_conv, short_conv_step  # noqa: E402  (they need the library)
+from ._info import Backend, backends, choose_kernel  # noqa: E402
 from ._info import version as _version  # noqa: E402
 from ._ops import (  # noqa: E402
     gated_kalmanet,
@@ -39,6 +40,9 @@ __all__ = [
     "gated_kalmanet",
     "gated_kalmanet_report",
     "gated_kalmanet_step",
+    "gated_rms_norm",
     "linear_memory",
     "ridge_solve",
+    "short_conv",
+    "short_conv_step",
 ]

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/nearest.h"
 #include "cli/commands.h"
-#include "cli/nearest.h"
 #include "gka/info.h"
 
 namespace {
@@ -42,7 +42,7 @@ std::string complaint_about(std::string_view word) {
   const auto names = command_names();
   if (word.starts_with('-') || std::ranges::find(names, word) != names.end()) return {};
   std::string text = "gka: there is no command '" + std::string(word) + "'";
-  if (const auto guess = gka::cli::nearest(word, names)) text += "; did you mean '" + std::string(*guess) + "'?";
+  if (const auto guess = gka::nearest(word, names)) text += "; did you mean '" + std::string(*guess) + "'?";
   text += text.ends_with('?') ? " The commands are:" : "; the commands are:";
   for (const auto name : names) text += " " + std::string(name);
   return text + " (`gka --help` explains them).";

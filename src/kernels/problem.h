@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gka/kernels.h"
+#include "kernels/views.h"
 
 namespace gka::kernels {
 
@@ -49,10 +50,6 @@ To convert(From value) {
   }
 }
 
-inline std::int64_t offset(const View& view, std::int64_t batch, std::int64_t token, std::int64_t head) {
-  return batch * view.batch_stride + token * view.token_stride + head * view.head_stride;
-}
-
 /// Tokens `begin` … `begin + length − 1` of row `batch`.
 struct Sequence {
   std::int64_t batch = 0;
@@ -60,7 +57,9 @@ struct Sequence {
   std::int64_t length = 0;
 };
 
-inline Sequence sequence(const Problem& p, std::int64_t n) {
+/// Sequence n of a call that has batch rows or cu_seqlens.
+template <typename Call>
+Sequence sequence(const Call& p, std::int64_t n) {
   if (p.cu_seqlens == nullptr) return {.batch = n, .begin = 0, .length = p.tokens};
   return {.batch = 0, .begin = p.cu_seqlens[n], .length = p.cu_seqlens[n + 1] - p.cu_seqlens[n]};
 }

@@ -1,4 +1,5 @@
 // The C++ functions: plain structs in, one call of the operator of the same name, plain structs out.
+#include "gka/block.h"
 #include "gka/gka.h"
 #include "ops/arguments.h"
 
@@ -58,6 +59,19 @@ Arguments inputs(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   a.decay_keys = options.decay_keys;
   a.h0 = options.initial_state.h;
   a.u0 = options.initial_state.u;
+  return a;
+}
+
+template <typename AnyOptions>
+Arguments conv_inputs(const at::Tensor& x, const at::Tensor& weight, const AnyOptions& options) {
+  Arguments a;
+  a.x = x;
+  a.weight = weight;
+  a.bias = options.bias;
+  a.activation = name_of(options.activation);
+  a.l2_norm = name_of(options.l2_norm);
+  a.head_dim = options.head_dim;
+  a.eps = options.eps;
   return a;
 }
 
@@ -121,6 +135,32 @@ MemoryResult linear_memory(const at::Tensor& q, const at::Tensor& k, const at::T
   a.u0 = options.initial_state;
   const auto results = ops::call("linear_memory", a);
   return {.o = results[0], .final_state = state(a, results[1])};
+}
+
+ShortConvResult short_conv(const at::Tensor& x, const at::Tensor& weight, const ShortConvOptions& options) {
+  auto a = conv_inputs(x, weight, options);
+  set_sequences(a, options);
+  a.initial_state = options.initial_state;
+  const auto results = ops::call("short_conv", a);
+  return {.y = results[0], .final_state = state(a, results[1])};
+}
+
+at::Tensor short_conv_step(const at::Tensor& x, const at::Tensor& weight, const ShortConvStepOptions& options) {
+  auto a = conv_inputs(x, weight, options);
+  a.state = options.state;
+  a.state_indices = options.state_indices;
+  return ops::call("short_conv_step", a)[0];
+}
+
+at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                          const GatedRmsNormOptions& options) {
+  Arguments a;
+  a.x = x;
+  a.gate = gate;
+  a.weight = weight;
+  a.activation = name_of(options.activation);
+  a.eps = options.eps;
+  return ops::call("gated_rms_norm", a)[0];
 }
 
 }  // namespace gka

@@ -54,6 +54,17 @@ constexpr Field kFields[] = {
     {"u", &Arguments::u},
     {"state_indices", &Arguments::state_indices},
     {"iterations_per_sequence", &Arguments::iterations_per_sequence},
+    {"weight", &Arguments::weight},
+    {"bias", &Arguments::bias},
+    {"gate", &Arguments::gate},
+    {"initial_state", &Arguments::initial_state},
+    {"state", &Arguments::state},
+    {"d_y", &Arguments::d_y},
+    {"d_final_state", &Arguments::d_final_state},
+    {"activation", &Arguments::activation},
+    {"l2_norm", &Arguments::l2_norm},
+    {"head_dim", &Arguments::head_dim},
+    {"eps", &Arguments::eps},
 };
 
 const Field& field(std::string_view name) {

@@ -54,6 +54,13 @@ struct Arguments {
 
   // The step.
   at::Tensor h, u, state_indices, iterations_per_sequence;
+
+  // The block's small operations, which read x (above) and share cu_seqlens, state_indices and the like.
+  at::Tensor weight, bias, gate, initial_state, state, d_y, d_final_state;
+  std::string activation = "silu";
+  std::string l2_norm = "none";
+  std::int64_t head_dim = 0;
+  double eps = 1e-6;
 };
 
 /// The inputs that have a gradient, in the order in which gated_kalmanet_backward returns them.

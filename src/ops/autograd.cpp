@@ -173,13 +173,27 @@ namespace {
 /// A node that raises `message` when a gradient reaches it. torch holds nodes by shared_ptr up to 2.12 and by
 /// intrusive_ptr after; the type of an edge tells which.
 template <typename NodePtr = decltype(torch::autograd::Edge::function)>
-NodePtr error_node(const char* message, torch::autograd::edge_list edges) {
+NodePtr error_node(const std::string& message, torch::autograd::edge_list edges) {
   using torch::autograd::Error;
   if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
     return std::make_shared<Error>(message, std::move(edges));
   } else {
     return c10::make_intrusive<Error>(message, std::move(edges));
   }
+}
+
+/// Without the library's name.
+std::string own_name(const c10::OperatorHandle& op) {
+  return op.schema().name().substr(std::string_view("gka::").size());
+}
+
+/// Of the operator with a gradient that `op` is a part of: "short_conv" for short_conv_backward.
+std::string differentiable_name(const c10::OperatorHandle& op) {
+  const std::string name = own_name(op);
+  for (const std::string_view part : {"_backward", "_forward", "_step"}) {
+    if (name.ends_with(part)) return name.substr(0, name.size() - part.size());
+  }
+  return name;
 }
 
 }  // namespace
@@ -191,8 +205,9 @@ void differentiable_once(const c10::OperatorHandle& op, torch::jit::Stack* stack
     op.callBoxed(stack);
   }
   if (!any_requires_grad(inputs)) return;
-  const auto node = error_node("gated_kalmanet: it can be differentiated once, and this asks for a second derivative",
-                               torch::autograd::collect_next_edges(inputs));
+  const auto message =
+      differentiable_name(op) + ": it can be differentiated once, and this asks for a second derivative";
+  const auto node = error_node(message, torch::autograd::collect_next_edges(inputs));
   for (const auto& result : tensors_of(torch::jit::last(*stack, op.schema().returns().size()))) {
     torch::autograd::set_history(result, node);
   }
@@ -203,10 +218,9 @@ void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto values = torch::jit::last(*stack, formals.size());
   for (std::size_t i = 0; i < formals.size(); ++i) {
     if (values[i].isTensor() && any_requires_grad(values[i].toTensor())) {
-      fail_value(
-          op.schema().name().substr(std::string_view("gka::").size()) + ": " + formals[i].name() +
-          " takes a tensor that requires no gradient, because this operator has none (gated_kalmanet has; or call "
-          "this one under no_grad), got one that requires it");
+      fail_value(own_name(op) + ": " + formals[i].name() +
+                 " takes a tensor that requires no gradient, because this operator has none (" +
+                 differentiable_name(op) + " has; or call this one under no_grad), got one that requires it");
     }
   }
   at::AutoDispatchBelowAutograd below;

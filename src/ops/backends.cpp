@@ -27,6 +27,45 @@ std::string cpu_detail() {
 
 std::string not_built() { return "not part of this version of gka"; }
 
+#ifdef GKA_HAS_CUDA
+std::string cuda_detail() {
+  return "float32 and float64 arithmetic on any card from Ampere on; " + kernels::cuda::describe();
+}
+
+std::string needs_a_gpu(const CallInfo&) {
+  static const std::string missing = [] {
+    try {
+      kernels::cuda::describe();
+      return std::string();
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+  }();
+  return missing;
+}
+
+constexpr Backend kCuda = {
+    .name = "cuda",
+    .device = "cuda",
+    .built = true,
+    .refuses = needs_a_gpu,
+    .detail = cuda_detail,
+    .forward =
+        [](const auto& problem, const auto& outputs, c10::Device device) {
+          on_cuda(device, [&](const auto& where) { kernels::cuda::forward(problem, outputs, where); });
+        },
+    .backward =
+        [](const auto& problem, const auto& saved, const auto& gradients, c10::Device device) {
+          on_cuda(device, [&](const auto& where) { kernels::cuda::backward(problem, saved, gradients, where); });
+        },
+    .step = [](const auto& step,
+               c10::Device device) { on_cuda(device, [&](const auto& where) { kernels::cuda::step(step, where); }); }};
+#else
+std::string built_without_cuda() { return "this library was built without CUDA (GKA_CUDA=ON)"; }
+
+constexpr Backend kCuda = {.name = "cuda", .device = "cuda", .detail = built_without_cuda};
+#endif
+
 constexpr Backend kBackends[] = {
     {.name = "reference", .device = "", .built = true, .refuses = takes_everything, .detail = reference_detail},
     {.name = "cpu",
@@ -34,13 +73,13 @@ constexpr Backend kBackends[] = {
      .built = true,
      .refuses = takes_everything,
      .detail = cpu_detail,
-     .forward = [](const auto& problem,
-                   const auto& outputs) { kernels::cpu::forward(problem, outputs, torch_executor()); },
-     .backward = [](const auto& problem, const auto& saved,
-                    const auto& gradients) { kernels::cpu::backward(problem, saved, gradients, torch_executor()); },
-     .step = [](const auto& step) { kernels::cpu::step(step, torch_executor()); }},
+     .forward = [](const auto& problem, const auto& outputs,
+                   c10::Device) { kernels::cpu::forward(problem, outputs, torch_executor()); },
+     .backward = [](const auto& problem, const auto& saved, const auto& gradients,
+                    c10::Device) { kernels::cpu::backward(problem, saved, gradients, torch_executor()); },
+     .step = [](const auto& step, c10::Device) { kernels::cpu::step(step, torch_executor()); }},
     {.name = "hopper", .device = "cuda", .detail = not_built},
-    {.name = "cuda", .device = "cuda", .detail = not_built},
+    kCuda,
 };
 
 std::string built_names() {

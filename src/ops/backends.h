@@ -2,6 +2,9 @@
 // up here and know no other way to a kernel.
 #pragma once
 
+#include <c10/core/Device.h>
+
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,9 +24,11 @@ struct Backend {
   /// What `backends()` says about it on this machine.
   std::string (*detail)() = nullptr;
 
-  void (*forward)(const kernels::Problem&, const kernels::Outputs&) = nullptr;
-  void (*backward)(const kernels::Problem&, const kernels::Saved&, const kernels::Gradients&) = nullptr;
-  void (*step)(const kernels::Step&) = nullptr;
+  // `device` is where every tensor of the call lies.
+  void (*forward)(const kernels::Problem&, const kernels::Outputs&, c10::Device device) = nullptr;
+  void (*backward)(const kernels::Problem&, const kernels::Saved&, const kernels::Gradients&,
+                   c10::Device device) = nullptr;
+  void (*step)(const kernels::Step&, c10::Device device) = nullptr;
 };
 
 /// In the order of preference on each device.
@@ -34,5 +39,8 @@ const Backend& backend_for(std::string_view op, const CallInfo& call);
 
 /// Runs kernels on torch's threads.
 const kernels::Executor& torch_executor();
+
+/// Calls body(where) with torch's current stream on a CUDA device and scratch from torch's allocator.
+void on_cuda(c10::Device device, const std::function<void(const kernels::cuda::Device& where)>& body);
 
 }  // namespace gka::ops

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <vector>
 
+#include "gka/block_kernels.h"
 #include "kernels/problem.h"
 
 namespace gka::ops {
@@ -26,7 +27,7 @@ std::string sentence(const Parts&... parts) {
 }
 
 // What types an argument takes.
-enum class Type { data, like_q, gate, state, floating, index, int32, float64 };
+enum class Type { data, like_anchor, gate, state, floating, index, int32, float64 };
 
 /// One tensor argument. Each letter of `shape` is a size, and means the same in every rule of a call: the first tensor
 /// that has it sets it.
@@ -41,8 +42,8 @@ struct Rule {
 
 constexpr Rule kCallRules[] = {
     {"q", &Arguments::q, "BTHD", Type::data, true},
-    {"k", &Arguments::k, "BTHD", Type::like_q, true},
-    {"v", &Arguments::v, "BTHV", Type::like_q},
+    {"k", &Arguments::k, "BTHD", Type::like_anchor, true},
+    {"v", &Arguments::v, "BTHV", Type::like_anchor},
     {"log_decay", &Arguments::log_decay, "BTH", Type::gate},
     {"beta", &Arguments::beta, "BTH", Type::gate},
     {"alpha", &Arguments::alpha, "BTH", Type::gate},
@@ -65,10 +66,27 @@ constexpr Rule kStateGradientRules[] = {
     {"d_u", &Arguments::d_u, "NHDV", Type::state},
 };
 
+// The block's small operations. 1 is one, P is W − 1.
+constexpr Rule kConvRules[] = {
+    {"x", &Arguments::x, "BTC", Type::data, true},
+    {"weight", &Arguments::weight, "C1W", Type::floating, true},
+    {"bias", &Arguments::bias, "C", Type::floating},
+    {"initial_state", &Arguments::initial_state, "NCP", Type::floating},
+    {"d_y", &Arguments::d_y, "BTC", Type::like_anchor},
+    {"d_final_state", &Arguments::d_final_state, "NCP", Type::like_anchor},
+};
+constexpr Rule kConvStepRules[] = {
+    {"x", &Arguments::x, "BC", Type::data, true},
+    {"weight", &Arguments::weight, "C1W", Type::floating, true},
+    {"bias", &Arguments::bias, "C", Type::floating},
+    {"state", &Arguments::state, "NCP", Type::floating, true},
+    {"state_indices", &Arguments::state_indices, "B", Type::index, false, true},
+};
+
 constexpr Rule kStepRules[] = {
     {"q", &Arguments::q, "BHD", Type::data, true},
-    {"k", &Arguments::k, "BHD", Type::like_q, true},
-    {"v", &Arguments::v, "BHV", Type::like_q, true},
+    {"k", &Arguments::k, "BHD", Type::like_anchor, true},
+    {"v", &Arguments::v, "BHV", Type::like_anchor, true},
     {"log_decay", &Arguments::log_decay, "BH", Type::gate},
     {"beta", &Arguments::beta, "BH", Type::gate},
     {"alpha", &Arguments::alpha, "BH", Type::gate},
@@ -83,7 +101,7 @@ std::vector<at::ScalarType> types_taken(Type type, const at::Tensor& q) {
   switch (type) {
     case Type::data:
     case Type::floating: return {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
-    case Type::like_q: return {q.scalar_type()};
+    case Type::like_anchor: return {q.scalar_type()};
     case Type::gate:
       if (q.scalar_type() == at::kDouble || q.scalar_type() == at::kFloat) return {q.scalar_type()};
       return {q.scalar_type(), at::kFloat};
@@ -140,7 +158,12 @@ bool surely(const c10::SymBool& condition) { return TORCH_GUARD_OR_FALSE(conditi
 /// Goes through rules and remembers what the letters stand for.
 class Checker {
  public:
-  Checker(std::string_view op, const Arguments& arguments) : op_(op), arguments_(arguments) {}
+  /// The others' types and devices are measured by those of the tensor `anchor`.
+  Checker(std::string_view op, const Arguments& arguments, std::string_view anchor_name = "q",
+          at::Tensor Arguments::* anchor = &Arguments::q)
+      : op_(op), arguments_(arguments), anchor_name_(anchor_name), anchor_(arguments.*anchor) {}
+
+  std::string_view anchor_name() const { return anchor_name_; }
 
   void set(char letter, c10::SymInt size) { sizes_[letter] = std::move(size); }
   c10::SymInt size(char letter) const {
@@ -174,21 +197,21 @@ class Checker {
 
  private:
   void check_type(const Rule& rule, const at::Tensor& tensor) const {
-    const auto taken = types_taken(rule.type, arguments_.q);
+    const auto taken = types_taken(rule.type, anchor_);
     if (std::find(taken.begin(), taken.end(), tensor.scalar_type()) != taken.end()) return;
     std::vector<std::string> names;
     for (const auto type : taken) names.emplace_back(type_name(type));
-    const bool by_q = rule.type == Type::like_q || rule.type == Type::gate || rule.type == Type::state;
-    const auto why = by_q ? sentence(" beside q in ", type_name(arguments_.q.scalar_type())) : "";
+    const bool by_anchor = rule.type == Type::like_anchor || rule.type == Type::gate || rule.type == Type::state;
+    const auto why = by_anchor ? sentence(" beside ", anchor_name_, " in ", type_name(anchor_.scalar_type())) : "";
     fail_type(
         sentence(op_, ": ", rule.name, " takes ", join(names, " or "), why, ", got ", type_name(tensor.scalar_type())));
   }
 
   void check_device(const Rule& rule, const at::Tensor& tensor) const {
-    const auto device = arguments_.q.device();
+    const auto device = anchor_.device();
     if (tensor.device() == device || (rule.host && tensor.device().is_cpu())) return;
-    fail_value(sentence(op_, ": ", rule.name, " takes a tensor on the device of q, ", device, ", got one on ",
-                        tensor.device()));
+    fail_value(sentence(op_, ": ", rule.name, " takes a tensor on the device of ", anchor_name_, ", ", device,
+                        ", got one on ", tensor.device()));
   }
 
   void check_shape(const Rule& rule, const at::Tensor& tensor) {
@@ -216,6 +239,8 @@ class Checker {
 
   std::string_view op_;
   const Arguments& arguments_;
+  std::string_view anchor_name_;
+  const at::Tensor& anchor_;
   std::map<char, c10::SymInt> sizes_;
 };
 
@@ -237,7 +262,8 @@ void check_packing(std::string_view op, const Arguments& arguments, Checker& che
     fail_value(sentence(op, ": cu_seqlens takes one entry more than there are sequences, got none"));
   }
   if (surely(checker.size('B').sym_ne(1))) {
-    fail_value(sentence(op, ": q takes batch size 1 beside cu_seqlens, got ", checker.size('B')));
+    fail_value(
+        sentence(op, ": ", checker.anchor_name(), " takes batch size 1 beside cu_seqlens, got ", checker.size('B')));
   }
   checker.set('N', cu_seqlens.sym_size(0) - 1);
 }
@@ -305,10 +331,10 @@ std::vector<std::int64_t> integers(const at::Tensor& tensor) {
   return {data, data + host.numel()};
 }
 
-void check_cu_seqlens(std::string_view op, const Arguments& arguments) {
-  if (!arguments.cu_seqlens.defined()) return;
-  const auto bounds = integers(arguments.cu_seqlens);
-  const auto tokens = arguments.q.size(1);
+void check_cu_seqlens(std::string_view op, const at::Tensor& cu_seqlens, const at::Tensor& by_token) {
+  if (!cu_seqlens.defined()) return;
+  const auto bounds = integers(cu_seqlens);
+  const auto tokens = by_token.size(1);
   if (bounds.front() != 0) fail_value(sentence(op, ": cu_seqlens takes 0 as its first entry, got ", bounds.front()));
   if (bounds.back() != tokens) {
     fail_value(
@@ -322,9 +348,9 @@ void check_cu_seqlens(std::string_view op, const Arguments& arguments) {
   }
 }
 
-void check_slots(std::string_view op, const Arguments& arguments) {
+void check_slots(std::string_view op, const Arguments& arguments, const at::Tensor& pool) {
   if (!arguments.state_indices.defined()) return;
-  const auto slots = arguments.h.size(0);
+  const auto slots = pool.size(0);
   std::set<std::int64_t> seen;
   for (const auto index : integers(arguments.state_indices)) {
     if (index < 0 || index >= slots) {
@@ -334,6 +360,82 @@ void check_slots(std::string_view op, const Arguments& arguments) {
       fail_value(sentence(op, ": state_indices takes distinct slots, got ", index, " twice"));
     }
   }
+}
+
+void check_in_place(std::string_view op, std::string_view name, const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return;
+  fail_value(sentence(op, ": ", name, " takes a contiguous tensor, because it is updated in place, got strides ",
+                      spelled(tensor.sym_strides())));
+}
+
+void check_slot_count(std::string_view op, const Arguments& arguments, const Checker& checker) {
+  if (arguments.state_indices.defined() || !surely(checker.size('N').sym_ne(checker.size('B')))) return;
+  fail_value(sentence(op, ": state takes one slot per sequence, ", checker.size('B'),
+                      ", unless state_indices picks from a pool, got ", checker.size('N')));
+}
+
+/// x and weight, which set the sizes of everything else.
+void check_taps(std::string_view op, std::span<const Rule> rules, Checker& checker) {
+  checker.set('1', 1);
+  checker.check(rules.first(2));
+  const auto width = checker.size('W');
+  if (surely(width.sym_lt(1)) || surely(width.sym_gt(kernels::kMaxConvWidth))) {
+    fail_value(sentence(op, ": weight takes from 1 to ", kernels::kMaxConvWidth, " taps, got ", width));
+  }
+  checker.set('P', width - 1);
+}
+
+void check_heads(std::string_view op, const Arguments& arguments, const Checker& checker) {
+  if (arguments.l2_norm == "none") return;
+  const auto channels = checker.size('C');
+  const auto dim = arguments.head_dim;
+  if (dim < 1 || dim > kernels::kMaxConvHead || surely((channels % dim).sym_ne(0))) {
+    fail_value(sentence(op, ": head_dim takes a divisor of the ", channels, " channels from 1 to ",
+                        kernels::kMaxConvHead, " beside l2_norm, got ", dim));
+  }
+}
+
+ConvSizes conv_sizes(const Checker& checker) {
+  return {.batch = checker.size('B'),
+          .tokens = checker.size('T'),
+          .channels = checker.size('C'),
+          .width = checker.size('W'),
+          .sequences = checker.size('N')};
+}
+
+ConvSizes check_conv(std::string_view op, const Arguments& arguments) {
+  Checker checker(op, arguments, "x", &Arguments::x);
+  check_taps(op, kConvRules, checker);
+  check_packing(op, arguments, checker);
+  checker.check(std::span(kConvRules).subspan(2));
+  check_heads(op, arguments, checker);
+  return conv_sizes(checker);
+}
+
+void check_eps(std::string_view op, double eps) {
+  if (eps >= 0 && std::isfinite(eps)) return;
+  fail_value(sentence(op, ": eps takes a finite number of at least 0, got ", eps));
+}
+
+void check_norm(std::string_view op, const Arguments& arguments) {
+  Checker checker(op, arguments, "x", &Arguments::x);
+  constexpr std::string_view kLetters = "BTHD";
+  const auto dims = arguments.x.dim();
+  if (dims < 1 || dims > 4) fail_value(sentence(op, ": x takes one to four dimensions, got ", dims));
+  const auto shape = kLetters.substr(static_cast<std::size_t>(4 - dims));
+  checker.check({"x", &Arguments::x, shape, Type::data, true});
+  checker.check({"gate", &Arguments::gate, shape, Type::floating});
+  checker.check({"weight", &Arguments::weight, "D", Type::floating});
+  checker.check({"d_y", &Arguments::d_y, shape, Type::like_anchor});
+  const auto dim = checker.size('D');
+  if (surely(dim.sym_lt(1)) || surely(dim.sym_gt(kernels::kMaxNormDim))) {
+    fail_value(sentence(op, ": x takes a last dimension from 1 to ", kernels::kMaxNormDim, ", got ", dim));
+  }
+}
+
+void check_needs(std::string_view op, const Arguments& arguments, std::size_t count) {
+  if (arguments.needs.size() == count) return;
+  fail_value(sentence(op, ": needs takes ", count, " entries, got ", arguments.needs.size()));
 }
 
 }  // namespace
@@ -407,11 +509,9 @@ Sizes check_backward(const Arguments& arguments) {
   if (arguments.part != "memory") checker.check(kSolveRules);
   if (arguments.part != "solve") checker.check(kMemoryRules);
   checker.check(kStateGradientRules);
-  const Rule d_o = {"d_o", &Arguments::d_o, arguments.part == "solve" ? "BTHD" : "BTHV", Type::like_q, true};
+  const Rule d_o = {"d_o", &Arguments::d_o, arguments.part == "solve" ? "BTHD" : "BTHV", Type::like_anchor, true};
   checker.check(d_o);
-  if (arguments.needs.size() != std::size(kDifferentiable)) {
-    fail_value(sentence(op, ": needs takes ", std::size(kDifferentiable), " entries, got ", arguments.needs.size()));
-  }
+  check_needs(op, arguments, std::size(kDifferentiable));
   return sizes;
 }
 
@@ -421,16 +521,9 @@ Sizes check_step(const Arguments& arguments) {
   checker.check(kStepRules);
   checker.check_dim("q", 'D');
   checker.check_dim("v", 'V');
-  for (const auto& [name, tensor] : {std::pair("state h", arguments.h), std::pair("state u", arguments.u)}) {
-    if (!tensor.is_contiguous()) {
-      fail_value(sentence(op, ": ", name, " takes a contiguous tensor, because it is updated in place, got strides ",
-                          spelled(tensor.sym_strides())));
-    }
-  }
-  if (!arguments.state_indices.defined() && surely(checker.size('N').sym_ne(checker.size('B')))) {
-    fail_value(sentence(op, ": state takes one slot per sequence, ", checker.size('B'),
-                        ", unless state_indices picks from a pool, got ", checker.size('N')));
-  }
+  check_in_place(op, "state h", arguments.h);
+  check_in_place(op, "state u", arguments.u);
+  check_slot_count(op, arguments, checker);
   return {.batch = checker.size('B'),
           .tokens = 1,
           .heads = checker.size('H'),
@@ -440,14 +533,59 @@ Sizes check_step(const Arguments& arguments) {
           .segments = 0};
 }
 
+ConvSizes check_short_conv(const Arguments& arguments) { return check_conv("short_conv", arguments); }
+
+ConvSizes check_short_conv_backward(const Arguments& arguments) {
+  check_needs("short_conv_backward", arguments, 4);
+  return check_conv("short_conv_backward", arguments);
+}
+
+ConvSizes check_short_conv_step(const Arguments& arguments) {
+  constexpr std::string_view op = "short_conv_step";
+  Checker checker(op, arguments, "x", &Arguments::x);
+  check_taps(op, kConvStepRules, checker);
+  checker.check(std::span(kConvStepRules).subspan(2));
+  check_heads(op, arguments, checker);
+  check_in_place(op, "state", arguments.state);
+  check_slot_count(op, arguments, checker);
+  return conv_sizes(checker);
+}
+
+void check_gated_rms_norm(const Arguments& arguments) { check_norm("gated_rms_norm", arguments); }
+
+void check_gated_rms_norm_backward(const Arguments& arguments) {
+  check_needs("gated_rms_norm_backward", arguments, 3);
+  check_norm("gated_rms_norm_backward", arguments);
+}
+
+ConvOptions parse_conv_options(std::string_view op, const Arguments& arguments) {
+  const ConvOptions options = {.activation = parse<Activation>(op, "activation", arguments.activation),
+                               .l2_norm = parse<L2Norm>(op, "l2_norm", arguments.l2_norm)};
+  if (options.activation == Activation::sigmoid) {
+    fail_value(sentence(op, ": activation takes none or silu, got \"", arguments.activation, "\""));
+  }
+  check_eps(op, arguments.eps);
+  return options;
+}
+
+Activation parse_gate_options(std::string_view op, const Arguments& arguments) {
+  check_eps(op, arguments.eps);
+  return parse<Activation>(op, "activation", arguments.activation);
+}
+
+void check_conv_values(std::string_view op, const Arguments& arguments) {
+  check_cu_seqlens(op, arguments.cu_seqlens, arguments.x);
+  check_slots(op, arguments, arguments.state);
+}
+
 void check_values(std::string_view op, const Arguments& arguments) {
   constexpr auto infinity = std::numeric_limits<double>::infinity();
   check_each(op, "log_decay", arguments.log_decay, "numbers of at most 0", [](double g) { return !(g <= 0); });
   check_each(op, "beta", arguments.beta, "numbers of at least 0", [](double b) { return b < 0; });
   check_each(op, "ridge", arguments.ridge_diagonal, "finite numbers above 0",
              [](double a) { return !(a > 0 && a < infinity); });
-  check_cu_seqlens(op, arguments);
-  check_slots(op, arguments);
+  check_cu_seqlens(op, arguments.cu_seqlens, arguments.q);
+  check_slots(op, arguments, arguments.h);
   if (arguments.iterations_per_sequence.defined()) {
     for (const auto iterations : integers(arguments.iterations_per_sequence)) {
       if (iterations < 0) fail_value(sentence(op, ": iterations takes numbers of at least 0, got ", iterations));

@@ -17,6 +17,14 @@ struct Sizes {
   c10::SymInt batch, tokens, heads, key_dim, value_dim, sequences, segments;
 };
 
+struct ConvSizes {
+  c10::SymInt batch, tokens, channels, width, sequences;
+};
+struct ConvOptions {
+  Activation activation = Activation::silu;
+  L2Norm l2_norm = L2Norm::none;
+};
+
 [[noreturn]] void fail_value(const std::string& sentence);
 [[noreturn]] void fail_type(const std::string& sentence);
 
@@ -30,6 +38,17 @@ kernels::Options parse_options(std::string_view op, const Arguments& arguments);
 Sizes check_call(std::string_view op, const Arguments& arguments);
 Sizes check_backward(const Arguments& arguments);
 Sizes check_step(const Arguments& arguments);
+
+// The block's small operations.
+ConvSizes check_short_conv(const Arguments& arguments);
+ConvSizes check_short_conv_backward(const Arguments& arguments);
+ConvSizes check_short_conv_step(const Arguments& arguments);
+void check_gated_rms_norm(const Arguments& arguments);
+void check_gated_rms_norm_backward(const Arguments& arguments);
+ConvOptions parse_conv_options(std::string_view op, const Arguments& arguments);
+Activation parse_gate_options(std::string_view op, const Arguments& arguments);
+/// cu_seqlens and state_indices.
+void check_conv_values(std::string_view op, const Arguments& arguments);
 
 /// What only a look at the numbers tells: beta, log_decay, cu_seqlens, a ridge per channel, state_indices, iterations.
 void check_values(std::string_view op, const Arguments& arguments);

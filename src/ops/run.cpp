@@ -2,13 +2,13 @@
 
 #include <ATen/ops/empty.h>
 
-#include <cstdlib>
 #include <initializer_list>
 #include <string>
 
 #include "ops/arguments.h"
 #include "ops/backends.h"
 #include "ops/checks.h"
+#include "ops/tensors.h"
 
 namespace gka::ops {
 namespace {
@@ -18,16 +18,6 @@ using kernels::View;
 
 // ---- Tensors as the kernels see them ----------------------------------------------------------------------------
 
-bool has_contiguous_channels(const at::Tensor& tensor) { return tensor.stride(-1) == 1 || tensor.size(-1) <= 1; }
-
-void make_channels_contiguous(at::Tensor& tensor) {
-  if (tensor.defined() && !has_contiguous_channels(tensor)) tensor = tensor.contiguous();
-}
-
-/// nullptr where there is nothing: kernels take that as left out.
-void* pointer(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.numel() > 0 ? const_cast<void*>(tensor.const_data_ptr()) : nullptr;
-}
 double* doubles(const at::Tensor& tensor) { return static_cast<double*>(pointer(tensor)); }
 
 View view(const at::Tensor& tensor, std::int64_t token_dim) {
@@ -45,10 +35,6 @@ View sequence_view(const at::Tensor& tensor) { return view(tensor, 1); }
 /// [B,H,…]
 View token_view(const at::Tensor& tensor) { return view(tensor, -1); }
 
-at::Tensor integers(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.to(at::kCPU, at::kLong).contiguous() : tensor;
-}
-
 /// Drops what the part has no use for, and with it any gradient for it.
 void drop_unused(Arguments& a) {
   if (a.part == "solve") a.v = a.alpha = a.u0 = a.d_u = at::Tensor();
@@ -62,11 +48,10 @@ void prepare(Arguments& a) {
     if (tensor->defined()) *tensor = tensor->contiguous();
   }
   if (a.ridge_diagonal.defined()) a.ridge_diagonal = a.ridge_diagonal.to(at::kDouble).contiguous();
-  a.cu_seqlens = integers(a.cu_seqlens);
-  a.state_indices = integers(a.state_indices);
-  if (a.iterations_per_sequence.defined()) {
-    a.iterations_per_sequence = a.iterations_per_sequence.to(at::kCPU).contiguous();
-  }
+  const auto device = a.q.device();
+  a.cu_seqlens = integers(a.cu_seqlens, device);
+  a.state_indices = integers(a.state_indices, device);
+  a.iterations_per_sequence = integers(a.iterations_per_sequence, device, at::kInt);
 }
 
 kernels::Problem problem_of(const Arguments& a, const Sizes& sizes, kernels::Options options) {
@@ -93,13 +78,6 @@ kernels::Problem problem_of(const Arguments& a, const Sizes& sizes, kernels::Opt
 
 bool is_meta(const Arguments& a) { return a.q.device().is_meta(); }
 
-// A look at values on a GPU makes the CPU wait for it, so there it is done on request only.
-bool values_are_checked(const Arguments& a) {
-  if (a.q.device().is_cpu()) return true;
-  const char* wanted = std::getenv("GKA_CHECK");
-  return wanted != nullptr && std::string_view(wanted) == "1";
-}
-
 const Backend& find_backend(std::string_view op, const Arguments& a, const kernels::Options& options) {
   const CallInfo call = {.device = c10::DeviceTypeName(a.q.device().type(), /*lower_case=*/true),
                          .dtype = kernel_dtype(a.q.scalar_type()),
@@ -109,7 +87,7 @@ const Backend& find_backend(std::string_view op, const Arguments& a, const kerne
                          .gradient = options.gradient,
                          .ridge_mode = options.ridge_mode};
   const Backend& backend = backend_for(op, call);
-  if (values_are_checked(a)) check_values(op, a);
+  if (values_are_checked(a.q.device())) check_values(op, a);
   return backend;
 }
 
@@ -176,7 +154,8 @@ void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                      .h = pointer(results.h),
                      .u = pointer(results.u),
                      .saved = saved_pointers(results.x, results.norm, results.h_segments, results.u_segments),
-                     .report = {}});
+                     .report = {}},
+                    a.q.device());
   }
   push_results(*stack,
                {results.o, results.h, results.u, results.x, results.norm, results.h_segments, results.u_segments});
@@ -207,7 +186,8 @@ void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                       .d_alpha = sequence_view(results[5]),
                       .d_h0 = pointer(results[6]),
                       .d_u0 = pointer(results[7]),
-                      .d_ridge_diagonal = doubles(d_ridge_wide)});
+                      .d_ridge_diagonal = doubles(d_ridge_wide)},
+                     a.q.device());
     if (d_ridge_wide.defined()) d_ridge.copy_(d_ridge_wide);
   }
   push_results(*stack, results);
@@ -238,7 +218,8 @@ void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                   .u = pointer(a.u),
                   .state_indices = static_cast<const std::int64_t*>(pointer(a.state_indices)),
                   .iterations = static_cast<const std::int32_t*>(pointer(a.iterations_per_sequence)),
-                  .options = options});
+                  .options = options},
+                 a.q.device());
   }
   push_results(*stack, {o});
 }
@@ -256,14 +237,16 @@ void run_report(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     prepare(a);
     options.part = Part::solve;  // nothing in a report depends on the values
     const auto o = room(a, {s.batch, s.tokens, s.heads, s.key_dim}, a.q.scalar_type());
-    backend.forward(problem_of(a, s, options), {.o = sequence_view(o),
-                                                .saved = {},
-                                                .report = {.norm = doubles(results[0]),
-                                                           .ridge = doubles(results[1]),
-                                                           .residual = doubles(results[2]),
-                                                           .true_residual = doubles(results[3]),
-                                                           .variance = doubles(results[4]),
-                                                           .x = doubles(results[5])}});
+    backend.forward(problem_of(a, s, options),
+                    {.o = sequence_view(o),
+                     .saved = {},
+                     .report = {.norm = doubles(results[0]),
+                                .ridge = doubles(results[1]),
+                                .residual = doubles(results[2]),
+                                .true_residual = doubles(results[3]),
+                                .variance = doubles(results[4]),
+                                .x = doubles(results[5])}},
+                    a.q.device());
   }
   push_results(*stack, results);
 }

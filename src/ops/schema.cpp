@@ -11,6 +11,7 @@
 
 #include "gka/info.h"
 #include "ops/autograd.h"
+#include "ops/block.h"
 #include "ops/checks.h"
 #include "ops/run.h"
 
@@ -104,6 +105,25 @@ TORCH_LIBRARY(gka, m) {
       "-> (Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_log_decay, Tensor d_beta, Tensor d_alpha, Tensor d_h0, "
       "Tensor d_u0, Tensor d_ridge_diagonal)");
 
+  // The small operations around the memory in a block.
+  m.def(
+      "short_conv(Tensor x, Tensor weight, Tensor? bias=None, *, str activation=\"silu\", str l2_norm=\"none\", "
+      "int head_dim=0, float eps=1e-6, Tensor? initial_state=None, bool output_final_state=False, "
+      "Tensor? cu_seqlens=None) -> (Tensor y, Tensor final_state)");
+  m.def(
+      "short_conv_backward(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, Tensor? cu_seqlens, "
+      "str activation, str l2_norm, int head_dim, float eps, Tensor d_y, Tensor? d_final_state, bool[] needs) "
+      "-> (Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_initial_state)");
+  m.def(
+      "short_conv_step(Tensor x, Tensor weight, Tensor? bias=None, *, Tensor(a!) state, Tensor? state_indices=None, "
+      "str activation=\"silu\", str l2_norm=\"none\", int head_dim=0, float eps=1e-6) -> Tensor y");
+  m.def(
+      "gated_rms_norm(Tensor x, Tensor? gate=None, Tensor? weight=None, *, str activation=\"silu\", float eps=1e-6) "
+      "-> Tensor y");
+  m.def(
+      "gated_rms_norm_backward(Tensor x, Tensor? gate, Tensor? weight, str activation, float eps, Tensor d_y, "
+      "bool[] needs) -> (Tensor d_x, Tensor d_gate, Tensor d_weight)");
+
   m.def("version() -> str", []() -> std::string { return version(); });
   m.def("backends() -> (str[] name, bool[] built, bool[] available, str[] detail)", list_backends);
   m.def(
@@ -124,6 +144,11 @@ void register_devices(torch::Library& m) {
   m.impl("gated_kalmanet_backward", boxed<run_backward>());
   m.impl("gated_kalmanet_step", boxed<run_step>());
   m.impl("gated_kalmanet_report", boxed<run_report>());
+  m.impl("short_conv", boxed<run_short_conv>());
+  m.impl("short_conv_backward", boxed<run_short_conv_backward>());
+  m.impl("short_conv_step", boxed<run_short_conv_step>());
+  m.impl("gated_rms_norm", boxed<run_gated_rms_norm>());
+  m.impl("gated_rms_norm_backward", boxed<run_gated_rms_norm_backward>());
 }
 TORCH_LIBRARY_IMPL(gka, CPU, m) { register_devices(m); }
 TORCH_LIBRARY_IMPL(gka, CUDA, m) { register_devices(m); }
@@ -137,8 +162,16 @@ TORCH_LIBRARY_IMPL(gka, Autograd, m) {
   m.impl("gated_kalmanet_backward", boxed<differentiable_once>());
   m.impl("gated_kalmanet_step", boxed<refuse_gradient>());
   m.impl("gated_kalmanet_report", boxed<ignore_gradient>());
+  m.impl("short_conv", boxed<differentiate_short_conv>());
+  m.impl("short_conv_backward", boxed<differentiable_once>());
+  m.impl("short_conv_step", boxed<refuse_gradient>());
+  m.impl("gated_rms_norm", boxed<differentiate_gated_rms_norm>());
+  m.impl("gated_rms_norm_backward", boxed<differentiable_once>());
 }
-TORCH_LIBRARY_IMPL(gka, ADInplaceOrView, m) { m.impl("gated_kalmanet_step", boxed<mark_states_changed>()); }
+TORCH_LIBRARY_IMPL(gka, ADInplaceOrView, m) {
+  m.impl("gated_kalmanet_step", boxed<mark_states_changed>());
+  m.impl("short_conv_step", boxed<mark_states_changed>());
+}
 
 void register_autocast(torch::Library& m) {
   m.impl("gated_kalmanet", boxed<autocast>());

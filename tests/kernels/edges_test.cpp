@@ -141,6 +141,22 @@ TEST_P(Edges, WithoutIterationsTheSolveGivesItsStart) {
     }
 }
 
+TEST_P(Edges, WithoutIterationsGradientsStillRunAlongTheSequence) {
+  for_each_solver_and_gradient([&](Solver solver, Gradient gradient) {
+    for (const bool ridge_gradient : {false, true}) {
+      CaseSpec spec{.tokens = 300, .heads = 1, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
+      spec.options.solver = solver;
+      spec.options.gradient = gradient;
+      spec.options.ridge_gradient = ridge_gradient;
+      spec.options.iterations = 0;
+      const Case c(spec);
+      OwnedGradients want = c.gradients();
+      reference::backward(c.problem(), want.pointers());
+      expect_close(backward(c), want, 1e-10, c.describe());
+    }
+  });
+}
+
 TEST_P(Edges, WithoutTokensTheStatesAreHandedThrough) {
   for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{}, std::vector<std::int64_t>{0, 0, 0}}) {
     CaseSpec spec{.batch = 2, .tokens = 0, .lengths = lengths, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
@@ -197,6 +213,19 @@ TEST_P(Edges, AFadedMemoryAnswersAsAFreshOne) {
   }
 }
 
+TEST_P(Edges, AStateFadesByTheProductOfItsDecays) {
+  // In float32 e⁻⁴⁸ has all its digits, and so has what it scales; no single chunk may round it away.
+  CaseSpec spec{.dtype = DType::float32, .tokens = 64, .heads = 1, .h0 = true, .u0 = true, .skip = 1.0};
+  Case c(spec);
+  for (std::int64_t t = 0; t < 64; ++t) c.log_decay.set(0, t, 0, 0, t < 32 ? -1.5 : 0.0);
+  const OwnedOutputs out = forward(c);
+  for (const auto& [got, start] : {std::pair{&out.h, &c.h0}, std::pair{&out.u, &c.u0}}) {
+    auto want = start->values();
+    for (double& value : want) value *= std::exp(-48.0);
+    EXPECT_LE(relative_error(got->values(), want), 1e-5);
+  }
+}
+
 TEST_P(Edges, ANaNStaysInItsHeadItsSequenceAndItsFuture) {
   CaseSpec spec{.lengths = {5, 7, 4}, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
   for (const Gradient gradient : {Gradient::implicit, Gradient::unrolled}) {
@@ -227,6 +256,113 @@ TEST_P(Edges, ANaNStaysInItsHeadItsSequenceAndItsFuture) {
           }
         }
       }
+  }
+}
+
+/// Tokens first … last of both must have the same bits.
+void expect_same_tokens(const Array& got, const Array& want, std::int64_t first, std::int64_t last,
+                        const std::string& what) {
+  for (std::int64_t t = first; t < last; ++t)
+    for (std::int64_t i = 0; i < want.shape()[3]; ++i)
+      ASSERT_EQ(got.at(0, t, 0, i), want.at(0, t, 0, i)) << what << " of token " << t;
+}
+
+struct Fence {
+  std::int64_t tokens, chunk;
+  std::int64_t begin, poison, end;  // γ = 0 at begin and end
+};
+
+// All within one chunk, each in a chunk of its own, each in a segment of its own.
+constexpr std::array kFences{Fence{16, 0, 5, 8, 11}, Fence{16, 3, 4, 8, 13}, Fence{300, 0, 100, 140, 270}};
+
+struct Poison {
+  const char* name;
+  Array Case::* input;
+};
+
+constexpr std::array kPoisons{Poison{"q", &Case::q},       Poison{"k", &Case::k},         Poison{"v", &Case::v},
+                              Poison{"beta", &Case::beta}, Poison{"alpha", &Case::alpha}, Poison{"d_o", &Case::d_o}};
+
+/// Every kind of system a backend solves.
+std::vector<CaseSpec> every_system() {
+  std::vector<CaseSpec> specs;
+  for_each_solver_and_gradient([&](Solver solver, Gradient gradient) {
+    for (const RidgeMode mode : {RidgeMode::adaptive, RidgeMode::constant}) {
+      for (const bool diagonal : {false, true}) {
+        const bool takes = solver == Solver::conjugate_gradient || solver == Solver::exact;
+        if (diagonal && (mode == RidgeMode::adaptive || !takes)) continue;
+        CaseSpec spec{.heads = 1, .h0 = true, .u0 = true, .d_h = true, .d_u = true, .ridge_diagonal = diagonal};
+        spec.options.solver = solver;
+        spec.options.gradient = gradient;
+        spec.options.ridge_mode = mode;
+        spec.options.iterations = 6;
+        specs.push_back(spec);
+      }
+    }
+  });
+  return specs;
+}
+
+TEST_P(Edges, ANaNStaysBetweenTwoDecaysOfZero) {
+  for (CaseSpec spec : every_system()) {
+    for (const Fence& fence : kFences) {
+      spec.tokens = fence.tokens;
+      spec.options.chunk = fence.chunk;
+      Case clean(spec);
+      for (const std::int64_t cut : {fence.begin, fence.end}) clean.log_decay.set(0, cut, 0, 0, -kInfinity);
+      const OwnedOutputs want = forward(clean);
+      const OwnedGradients d_want = backward(clean);
+      for (const auto& [name, input] : kPoisons) {
+        Case poisoned(spec);
+        for (const std::int64_t cut : {fence.begin, fence.end}) poisoned.log_decay.set(0, cut, 0, 0, -kInfinity);
+        (poisoned.*input).set(0, fence.poison, 0, 0, kNaN);
+        const OwnedOutputs got = forward(poisoned);
+        const OwnedGradients d_got = backward(poisoned);
+        const std::string what = std::string("NaN in ") + name + ", " + clean.describe() + ": ";
+        expect_close(got.h, want.h, 0.0, what + "h");
+        expect_close(got.u, want.u, 0.0, what + "u");
+        expect_same_tokens(got.o, want.o, 0, fence.poison, what + "o");
+        expect_same_tokens(got.o, want.o, fence.end, fence.tokens, what + "o");
+        expect_close(d_got.d_h0, d_want.d_h0, 0.0, what + "d_h0");
+        expect_close(d_got.d_u0, d_want.d_u0, 0.0, what + "d_u0");
+        const auto d_arrays = d_got.named(), d_wanted = d_want.named();
+        for (std::size_t i = 0; i < d_arrays.size(); ++i) {
+          if (d_arrays[i].array->shape()[1] != fence.tokens) continue;  // a state's, or the ridge's
+          expect_same_tokens(*d_arrays[i].array, *d_wanted[i].array, 0, fence.begin, what + d_arrays[i].name);
+          expect_same_tokens(*d_arrays[i].array, *d_wanted[i].array, fence.end, fence.tokens, what + d_arrays[i].name);
+        }
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(Edges, ADecayOfZeroForgetsANaNState) {
+  for (CaseSpec spec : every_system()) {
+    for (const Fence& fence : kFences) {
+      spec.tokens = fence.tokens;
+      spec.options.chunk = fence.chunk;
+      Case clean(spec);
+      Case poisoned(spec);
+      for (Case* c : {&clean, &poisoned}) c->log_decay.set(0, fence.begin, 0, 0, -kInfinity);
+      poisoned.h0.set(0, 0, 1, 1, kNaN);
+      poisoned.u0.set(0, 0, 1, 1, kNaN);
+      const OwnedOutputs want = forward(clean);
+      const OwnedOutputs got = forward(poisoned);
+      const OwnedGradients d_want = backward(clean);
+      const OwnedGradients d_got = backward(poisoned);
+      const std::string what = clean.describe() + ": ";
+      expect_close(got.h, want.h, 0.0, what + "h");
+      expect_close(got.u, want.u, 0.0, what + "u");
+      expect_same_tokens(got.o, want.o, fence.begin, fence.tokens, what + "o");
+      EXPECT_TRUE(std::isnan(got.o.at(0, fence.begin - 1, 0, 0))) << what;
+      const auto d_arrays = d_got.named(), d_wanted = d_want.named();
+      for (std::size_t i = 0; i < d_arrays.size(); ++i) {
+        if (d_arrays[i].array->shape()[1] != fence.tokens) continue;
+        expect_same_tokens(*d_arrays[i].array, *d_wanted[i].array, fence.begin, fence.tokens, what + d_arrays[i].name);
+      }
+      if (HasFatalFailure()) return;
+    }
   }
 }
 

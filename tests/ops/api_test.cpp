@@ -5,11 +5,13 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <gka/block.h>
 #include <gka/gka.h>
 #include <gtest/gtest.h>
 
@@ -169,6 +171,34 @@ TEST(Api, AnUndefinedTensorIsNamed) {
               gka::gated_kalmanet_step(i.q.select(1, 0), i.k.select(1, 0), i.v.select(1, 0), {}, {}, {}, {});
             }),
             "gated_kalmanet_step: h takes a tensor, got none");
+}
+
+TEST(Api, TheBlocksSmallOperationsTakeTheirOptions) {
+  const auto x = at::randn({2, 7, 8}, at::kDouble), weight = at::randn({8, 1, 4}, at::kDouble);
+  const gka::ShortConvOptions options = {.bias = at::randn({8}, at::kDouble),
+                                         .l2_norm = gka::L2Norm::divide,
+                                         .head_dim = 4,
+                                         .eps = 0,
+                                         .output_final_state = true};
+  const auto whole = gka::short_conv(x, weight, options);
+  expect_close(whole.y.view({2, 7, 2, 4}).norm(2, -1), at::ones({2, 7, 2}, at::kDouble));
+  expect_close(whole.final_state, x.slice(1, 4).transpose(1, 2));
+
+  auto state = at::zeros({2, 8, 3}, at::kDouble);
+  for (std::int64_t t = 0; t < 7; ++t) {
+    const auto y = gka::short_conv_step(
+        x.select(1, t), weight,
+        {.bias = options.bias, .l2_norm = options.l2_norm, .head_dim = 4, .eps = options.eps, .state = state});
+    expect_close(y, whole.y.select(1, t));
+  }
+  EXPECT_FALSE(gka::short_conv(x, weight).final_state.defined());
+
+  const auto gate = at::randn({2, 7, 8}, at::kDouble);
+  const auto root = (x.square().mean(-1, /*keepdim=*/true) + 0.5).rsqrt();
+  expect_close(gka::gated_rms_norm(x, gate, {}, {.activation = gka::Activation::sigmoid, .eps = 0.5}),
+               x * root * gate.sigmoid());
+  EXPECT_EQ(complaint<c10::ValueError>([&] { gka::short_conv(x, weight, {.l2_norm = gka::L2Norm::rsqrt}); }),
+            "short_conv: head_dim takes a divisor of the 8 channels from 1 to 256 beside l2_norm, got 0");
 }
 
 TEST(Info, ADeviceWithoutKernelsIsRefusedWithWhatWasBuilt) {

@@ -1,7 +1,9 @@
 """The README's code runs as it stands, and what it links to is there."""
 
+import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from commands import ROOT, run
@@ -23,9 +25,22 @@ def blocks(language):
 
 
 def test_the_python_lines_run(tmp_path):
-    (code,) = blocks("python")
-    (tmp_path / "readme.py").write_text(code + "\nassert next_o.shape == (B, H, D) and q.grad is not None\n")
-    run(sys.executable, tmp_path / "readme.py")
+    operator, module = blocks("python")
+    (tmp_path / "operator.py").write_text(operator + "\nassert next_o.shape == (B, H, D) and q.grad is not None\n")
+    (tmp_path / "module.py").write_text(module + "\nassert y.shape == (1, 64)\n")
+    run(sys.executable, tmp_path / "operator.py")
+    run(sys.executable, tmp_path / "module.py")
+
+
+def test_the_commands_from_nothing_to_a_trained_model_run(tmp_path):
+    (commands,) = (block for block in blocks("sh") if "gka tokenize" in block)
+    (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 400)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    short = commands.replace("--set output=runs/book", "--set output=runs/book --set steps=2 --set tokens=null")
+    assert short != commands
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run("bash", "-euc", short, cwd=tmp_path, env=os.environ | {"PATH": path})
+    assert (tmp_path / "book.png").stat().st_size > 0
 
 
 def test_the_cpp_lines_build_and_run(tmp_path):

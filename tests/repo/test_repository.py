@@ -12,7 +12,7 @@ import gka
 STAIRCASE = ["kernels", "ops", "layers", "models", "data", "infer", "train", "serve", "cli"]
 TORCH_FREE = [
     *(ROOT / "src/kernels").rglob("*"),
-    *(ROOT / "include/gka" / name for name in ["types.h", "kernels.h", "info.h"]),
+    *(ROOT / "include/gka" / name for name in ["types.h", "kernels.h", "block_kernels.h", "info.h"]),
 ]
 
 
@@ -47,13 +47,13 @@ def test_includes_go_down_the_staircase_only():
 
 
 def test_the_kernels_know_nothing_of_torch():
-    torch = ("torch/", "ATen/", "c10/", "gka/gka.h")
+    torch = ("torch/", "ATen/", "c10/", "gka/gka.h", "gka/block.h")
     sources = [path for path in TORCH_FREE if path.suffix in {".h", ".cpp", ".cu", ".cuh"}]
     assert len(sources) > 3
     assert [f"{path} includes {name}" for path in sources for name in includes(path) if name.startswith(torch)] == []
 
 
-@pytest.mark.parametrize("header", ["types.h", "kernels.h", "info.h"])
+@pytest.mark.parametrize("header", ["types.h", "kernels.h", "block_kernels.h", "info.h"])
 def test_a_public_header_without_torch_compiles_by_itself(root, header, tmp_path):
     source = tmp_path / "alone.cpp"
     source.write_text(f"#include <gka/{header}>\n")

@@ -1,6 +1,7 @@
 // One instruction set's build of the CPU kernels, as a table of functions; dispatch.cpp picks one at run time.
 #pragma once
 
+#include "gka/block_kernels.h"
 #include "gka/kernels.h"
 
 namespace gka::kernels::cpu {
@@ -10,6 +11,12 @@ struct InstructionSet {
   void (*forward)(const Problem&, const Outputs&, const Executor&);
   void (*backward)(const Problem&, const Saved&, const Gradients&, const Executor&);
   void (*step)(const Step&, const Executor&);
+
+  void (*short_conv)(const ShortConv&, const ShortConvOutputs&, const Executor&);
+  void (*short_conv_backward)(const ShortConv&, const ShortConvGradients&, const Executor&);
+  void (*short_conv_step)(const ShortConvStep&, const Executor&);
+  void (*gated_rms_norm)(const GatedRmsNorm&, const View& y, const Executor&);
+  void (*gated_rms_norm_backward)(const GatedRmsNorm&, const GatedRmsNormGradients&, const Executor&);
 };
 
 namespace portable {

@@ -73,4 +73,23 @@ void backward(const Problem& problem, const Saved& saved, const Gradients& gradi
 
 void step(const Step& step, const Executor& executor) { chosen().step(step, executor); }
 
+void short_conv(const ShortConv& conv, const ShortConvOutputs& outputs, const Executor& executor) {
+  chosen().short_conv(conv, outputs, executor);
+}
+
+void short_conv_backward(const ShortConv& conv, const ShortConvGradients& gradients, const Executor& executor) {
+  chosen().short_conv_backward(conv, gradients, executor);
+}
+
+void short_conv_step(const ShortConvStep& step, const Executor& executor) { chosen().short_conv_step(step, executor); }
+
+void gated_rms_norm(const GatedRmsNorm& norm, const View& y, const Executor& executor) {
+  chosen().gated_rms_norm(norm, y, executor);
+}
+
+void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients,
+                             const Executor& executor) {
+  chosen().gated_rms_norm_backward(norm, gradients, executor);
+}
+
 }  // namespace gka::kernels::cpu

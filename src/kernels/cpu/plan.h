@@ -50,4 +50,10 @@ void parallel_tasks(const Executor& executor, std::int64_t n, MakeWorkspace&& ma
   }
 }
 
+/// The executor, or one thread where there are too few elements to be worth sharing.
+inline Executor for_elements(const Executor& executor, std::int64_t elements) {
+  constexpr std::int64_t kWorthSharing = 1 << 15;  // some 10 µs of work, about what waking a thread takes
+  return elements < kWorthSharing ? Executor{.threads = 1, .run = {}} : executor;
+}
+
 }  // namespace gka::kernels::cpu

@@ -4,21 +4,11 @@
 
 #include "gka/kernels.h"
 #include "kernels/problem.h"
+#include "kernels/reference/element.h"
 #include "kernels/reference/gradients.h"
 
 namespace gka::kernels::reference {
 namespace {
-
-double read(const void* data, DType dtype, std::int64_t index) {
-  return with_type(dtype, [&](auto zero) { return convert<double>(static_cast<const decltype(zero)*>(data)[index]); });
-}
-
-void write(void* data, DType dtype, std::int64_t index, double value) {
-  with_type(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    static_cast<T*>(data)[index] = convert<T>(value);
-  });
-}
 
 /// A position in a [batch, tokens, heads, …] view.
 struct Position {
@@ -31,19 +21,19 @@ Vector read(const View& view, const Position& at, std::int64_t channels) {
   Vector result(static_cast<std::size_t>(channels));
   const std::int64_t start = offset(view, at.batch, at.token, at.head);
   for (std::int64_t i = 0; i < channels; ++i)
-    result[static_cast<std::size_t>(i)] = read(view.data, view.dtype, start + i);
+    result[static_cast<std::size_t>(i)] = read_element(view.data, view.dtype, start + i);
   return result;
 }
 
 double read_gate(const View& view, const Position& at, double absent) {
-  return view ? read(view.data, view.dtype, offset(view, at.batch, at.token, at.head)) : absent;
+  return view ? read_element(view.data, view.dtype, offset(view, at.batch, at.token, at.head)) : absent;
 }
 
 void write(const View& view, const Position& at, const Vector& values) {
   if (!view) return;
   const std::int64_t start = offset(view, at.batch, at.token, at.head);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    write(view.data, view.dtype, start + static_cast<std::int64_t>(i), values[i]);
+    write_element(view.data, view.dtype, start + static_cast<std::int64_t>(i), values[i]);
   }
 }
 
@@ -53,7 +43,7 @@ Matrix read_state(const void* data, DType dtype, std::int64_t index, std::int64_
   if (data == nullptr) return result;
   const std::int64_t size = rows * columns;
   for (std::int64_t i = 0; i < size; ++i) {
-    result.data[static_cast<std::size_t>(i)] = read(data, dtype, index * size + i);
+    result.data[static_cast<std::size_t>(i)] = read_element(data, dtype, index * size + i);
   }
   return result;
 }
@@ -62,7 +52,7 @@ void write_state(void* data, DType dtype, std::int64_t index, const Matrix& stat
   if (data == nullptr) return;
   const std::int64_t size = state.rows * state.columns;
   for (std::int64_t i = 0; i < size; ++i) {
-    write(data, dtype, index * size + i, state.data[static_cast<std::size_t>(i)]);
+    write_element(data, dtype, index * size + i, state.data[static_cast<std::size_t>(i)]);
   }
 }
 

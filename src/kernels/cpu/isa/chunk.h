@@ -75,21 +75,24 @@ constexpr int row_stride(int n) {
 struct Decay {
   double zeta[kMaxChunk];
   double m[kMaxChunk][kMaxChunk];
+  double into[kMaxChunk][kMaxChunk];  // into[c][j] = M_jc
 
   /// Lanes beyond len get 0.
   void set(const double* gamma, int len, int lanes) {
     double product = 1;
-    for (int j = 0; j < len; ++j) {
-      product *= gamma[j];
-      zeta[j] = product;
-      double* row = m[j];
-      std::fill(row, row + lanes, 0.0);
-      double reach = row[j] = 1;
-      for (int c = j + 1; c < len; ++c) row[c] = reach *= gamma[c];
+    for (int c = 0; c < len; ++c) {
+      product *= gamma[c];
+      zeta[c] = product;
+      double* row = into[c];
+      for (int j = 0; j < c; ++j) row[j] = into[c - 1][j] * gamma[c];
+      row[c] = 1;
+      std::fill(row + c + 1, row + lanes, 0.0);
+      std::fill(m[c], m[c] + lanes, 0.0);
+      for (int j = 0; j <= c; ++j) m[j][c] = row[j];
     }
     std::fill(zeta + len, zeta + lanes, 0.0);
   }
-  double end(int j, int len) const { return m[j][len - 1]; }
+  double end(int j, int len) const { return into[len - 1][j]; }
 };
 
 template <typename T>
@@ -159,10 +162,15 @@ void to_rows(const T* lanes, int stride, int len, int n, T* rows, int ld) {
 /// For n whole vectors. x·0 is 0 unless x is not finite.
 template <typename T>
 bool all_finite(const T* row, int n) {
-  Vec<T> sum{};
-  for (int i = 0; i < n; i += kLanes<T>) sum += load(row + i) * T{0};
+  Vec<T> sums[4] = {};
+  int i = 0;
+  for (; i + 4 * kLanes<T> <= n; i += 4 * kLanes<T>) {
+    for (int j = 0; j < 4; ++j) sums[j] += load(row + i + j * kLanes<T>) * T{0};
+  }
+  for (; i < n; i += kLanes<T>) sums[0] += load(row + i) * T{0};
+  const Vec<T> sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   bool finite = true;
-  for (int i = 0; i < kLanes<T>; ++i) finite &= sum[i] == 0;
+  for (int l = 0; l < kLanes<T>; ++l) finite &= sum[l] == 0;
   return finite;
 }
 
@@ -180,13 +188,17 @@ void set_weights(const Decay& decay, const double* beta, const double* sigma, in
 template <typename T>
 void lane_dot(const T* a, const T* b, int n, int lanes, T* out) {
   for (int c = 0; c < lanes; c += kLanes<T>) {
-    Vec<T> sum{};
-    for (int i = 0; i < n; ++i) sum += load(a + i * lanes + c) * load(b + i * lanes + c);
-    store(out + c, sum);
+    Vec<T> sums[4] = {};  // a sum has to wait for the one before
+    int i = 0;
+    for (; i + 4 <= n; i += 4) {
+      for (int j = 0; j < 4; ++j) sums[j] += load(a + (i + j) * lanes + c) * load(b + (i + j) * lanes + c);
+    }
+    for (; i < n; ++i) sums[0] += load(a + i * lanes + c) * load(b + i * lanes + c);
+    store(out + c, (sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 }
 
-/// A state as the kernels walk with it: rows padded, h symmetric.
+/// A state as the kernels walk with it: rows padded with 0, h symmetric.
 template <typename T>
 struct StatePair {
   Buffer<T> h, u;
@@ -194,11 +206,15 @@ struct StatePair {
 
   StatePair() = default;
   explicit StatePair(const Sizes& s) { allocate(s); }
+  static void clear(Buffer<T>& m, std::int64_t n) {
+    m.resize(n);
+    std::fill_n(m.get(), n, T{0});
+  }
   void allocate(const Sizes& s) {
     ldh = row_stride<T>(s.dim);
     ldu = row_stride<T>(s.values);
-    if (s.solves) h.resize(static_cast<std::int64_t>(s.dim) * ldh);
-    if (s.remembers) u.resize(static_cast<std::int64_t>(s.dim) * ldu);
+    if (s.solves) clear(h, static_cast<std::int64_t>(s.dim) * ldh);
+    if (s.remembers) clear(u, static_cast<std::int64_t>(s.dim) * ldu);
   }
 };
 
@@ -224,9 +240,11 @@ void symmetrise(T* m, int n, int ld) {
   }
 }
 
+/// Rows of n numbers become NaN; what pads them stays 0.
 template <typename T>
-void fill_nan(T* m, std::int64_t n) {
-  std::fill(m, m + n, std::numeric_limits<T>::quiet_NaN());
+void fill_nan(T* m, int rows, int n, int ld) {
+  for (int i = 0; i < rows; ++i)
+    std::fill_n(m + static_cast<std::int64_t>(i) * ld, n, std::numeric_limits<T>::quiet_NaN());
 }
 
 /// Token c of an array of lanes becomes NaN.
@@ -386,49 +404,46 @@ struct Chunk {
   Decay key_decay_undecayed;
 };
 
-/// rows *= zeta, in two steps where zeta itself would lose bits to underflow before the product does.
+/// state · zeta as the start of a product, in two steps where zeta itself would lose bits to underflow before the
+/// product does. With zeta = 0 it is forgotten, whatever it was.
 template <typename T>
-void scale_by(T* rows, std::int64_t n, double zeta) {
-  if (zeta == 1) return;
-  if (zeta == 0) {
-    std::fill(rows, rows + n, T{0});  // forgotten, whatever it was
-    return;
-  }
+Start<T> faded(const T* state, std::int64_t ld, double zeta) {
+  if (zeta == 0) return {};
   const bool tiny = zeta < std::sqrt(static_cast<double>(std::numeric_limits<T>::min()));
   const T factor = static_cast<T>(tiny ? std::sqrt(zeta) : zeta);
-  for (std::int64_t i = 0; i < n; ++i) rows[i] *= factor;
-  if (tiny) {
-    for (std::int64_t i = 0; i < n; ++i) rows[i] *= factor;
-  }
+  return {.from = state, .ld = ld, .by = factor, .again = tiny ? factor : T{1}};
 }
 
-/// state ← ζ_C state + Σ_j M_jC β_j k_j (k_j or v_j)ᵀ, for rows [from, to). h gets √weight on both sides, so that it
-/// stays symmetric to the last bit.
+/// Rows [from, to) of next = ζ_C state + Σ_j M_jC β_j k_j (k_j or v_j)ᵀ; next may be state. h gets √weight on both
+/// sides, so that it stays symmetric to the last bit.
 template <typename T>
-void advance_keys(const Chunk<T>& c, T* h, int ld, int from, int to, T* scratch) {
-  T* rows = h + static_cast<std::int64_t>(from) * ld;
-  const std::int64_t n = static_cast<std::int64_t>(to - from) * ld;
-  if (c.ends_lost(c.bad_key, *c.key_decay)) return fill_nan(rows, n);
+void advance_keys(const Chunk<T>& c, const T* h, T* next, int ld, int from, int to, T* scratch) {
+  const std::int64_t begin = static_cast<std::int64_t>(from) * ld;
+  if (c.ends_lost(c.bad_key, *c.key_decay)) return fill_nan(next + begin, to - from, c.size.dim, ld);
   for (int j = 0; j < c.len; ++j) {
     const T weight = static_cast<T>(std::sqrt(c.key_decay->end(j, c.len) * c.beta[j]));
     for (int i = 0; i < c.ldk; ++i) scratch[j * c.ldk + i] = weight * c.k[j * c.ldk + i];
   }
-  scale_by(rows, n, c.key_decay->zeta[c.len - 1]);
-  gemm<T>(to - from, padded<T>(c.size.dim), c.len, {scratch + from, 1, c.ldk}, scratch, c.ldk, rows, ld, true);
+  const Start<T> start = faded(h + begin, ld, c.key_decay->zeta[c.len - 1]);
+  const Left<T> keys{scratch + from, 1, c.ldk};
+  if (to - from == c.size.dim) {
+    symmetric_gemm<T>(to, c.len, keys, scratch, c.ldk, next, ld, start);
+  } else {
+    gemm<T>(to - from, padded<T>(c.size.dim), c.len, keys, scratch, c.ldk, next + begin, ld, start);
+  }
 }
 
 template <typename T>
-void advance_values(const Chunk<T>& c, T* u, int ld, int from, int to, T* scratch) {
-  T* rows = u + static_cast<std::int64_t>(from) * ld;
-  const std::int64_t n = static_cast<std::int64_t>(to - from) * ld;
-  if (c.ends_lost(c.bad_value, c.values_decay())) return fill_nan(rows, n);
+void advance_values(const Chunk<T>& c, const T* u, T* next, int ld, int from, int to, T* scratch) {
+  const std::int64_t begin = static_cast<std::int64_t>(from) * ld;
   const Decay& decay = c.values_decay();
+  if (c.ends_lost(c.bad_value, decay)) return fill_nan(next + begin, to - from, c.size.values, ld);
   for (int j = 0; j < c.len; ++j) {
     const T weight = static_cast<T>(decay.end(j, c.len) * c.beta[j]);
     for (int i = 0; i < c.ldv; ++i) scratch[j * c.ldv + i] = weight * c.v[j * c.ldv + i];
   }
-  scale_by(rows, n, decay.zeta[c.len - 1]);
-  gemm<T>(to - from, padded<T>(c.size.values), c.len, {c.k + from, 1, c.ldk}, scratch, c.ldv, rows, ld, true);
+  gemm<T>(to - from, padded<T>(c.size.values), c.len, {c.k + from, 1, c.ldk}, scratch, c.ldv, next + begin, ld,
+          faded(u + begin, ld, decay.zeta[c.len - 1]));
 }
 
 }  // namespace gka::kernels::cpu::GKA_ISA

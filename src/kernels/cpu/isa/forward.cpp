@@ -30,16 +30,6 @@ struct Workspace {
         scratch(static_cast<std::int64_t>(s.chunk) * std::max(chunk.ldk, chunk.ldv)) {}
 };
 
-/// [batch, tokens, heads, key_dim], contiguous.
-template <typename T>
-View saved_x_view(const Problem& p, T* data) {
-  return {.data = data,
-          .dtype = sizeof(T) == 8 ? DType::float64 : DType::float32,
-          .batch_stride = p.tokens * p.heads * p.key_dim,
-          .token_stride = p.heads * p.key_dim,
-          .head_stride = p.key_dim};
-}
-
 template <typename T>
 void write_report(const Problem& p, const Report& report, Workspace<T>& w, std::int64_t b, std::int64_t t,
                   std::int64_t head) {
@@ -89,7 +79,7 @@ void solve_chunk(const Problem& p, const Outputs& out, Workspace<T>& w, std::int
     if (w.op.lost[c]) mark_lost<T>(w.x, dim, w.chunk.lanes, c);
   }
   if (out.saved.x != nullptr) {
-    const View view = saved_x_view<T>(p, static_cast<T*>(out.saved.x));
+    const View view = contiguous_view<T>(p, out.saved.x, p.key_dim);
     w.chunk.store_lanes(view, b, t, head, dim, w.x);
     for (int c = 0; c < w.chunk.len; ++c) out.saved.norm[(b * p.tokens + t + c) * p.heads + head] = w.op.norm[c];
   }
@@ -170,8 +160,9 @@ void run_segment(const Problem& p, const Outputs& out, const Segment& segment, c
     if (s.solves) solve_chunk(p, out, w, b, t, head);
     if (out.o) answer_chunk(p, out, w, b, t, head);
     if (t + len == end && !wants_end) break;
-    if (s.solves) advance_keys<T>(w.chunk, w.state.h, w.state.ldh, 0, s.dim, w.scratch);
-    if (s.remembers) advance_values<T>(w.chunk, w.state.u, w.state.ldu, 0, s.dim, w.scratch);
+    StatePair<T>& state = w.state;
+    if (s.solves) advance_keys<T>(w.chunk, state.h, state.h, state.ldh, 0, s.dim, w.scratch);
+    if (s.remembers) advance_values<T>(w.chunk, state.u, state.u, state.ldu, 0, s.dim, w.scratch);
   }
   if (wants_final) write_final_states(p, out, segment, head, w);
 }

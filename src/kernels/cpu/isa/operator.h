@@ -21,6 +21,7 @@ struct Operator {
   Buffer<T> gram;         // [len × lanes]: k_j · k_c
   Buffer<T> mask;         // [len × lanes]: M_jc β_j σ_c, 0 for j > c
   Buffer<T> scores;       // scratch, [len × lanes]
+  Buffer<T> panels;       // H_0 and the keys as apply_columns reads them
   Buffer<T> state_scale;  // [lanes]: σ_c ζ_c
   Buffer<T> ridge_lane;   // [lanes]: ρ_c
   Buffer<T> ridge_row;    // [D]: ρ_i, with a diagonal
@@ -37,6 +38,7 @@ struct Operator {
         gram(kMaxChunk * kMaxChunk),
         mask(kMaxChunk * kMaxChunk),
         scores(kMaxChunk * kMaxChunk),
+        panels(static_cast<std::int64_t>(s.dim) * (s.dim + kMaxChunk)),
         state_scale(kMaxChunk),
         ridge_lane(kMaxChunk),
         ridge_row(s.dim) {}
@@ -62,6 +64,7 @@ struct Operator {
     }
     set_ridge(options, head);
     set_mask();
+    set_panels();
   }
 
   /// Calls finish(i, c, value) with the vectors of σ H x, row i, lanes c …
@@ -104,7 +107,7 @@ struct Operator {
       double written = reach == 0 ? 0 : reach * static_cast<double>(kh[c]);
       for (int j = 0; j < c; ++j) {
         const double g = gram[j * t.lanes + c];
-        written += decay.m[j][c - 1] * t.beta[j] * g * g;
+        written += decay.into[c - 1][j] * t.beta[j] * g * g;
       }
       const double kept = gamma == 0 ? 0 : gamma * before;
       const double added = t.beta[c] * static_cast<double>(gram[c * t.lanes + c]);
@@ -142,6 +145,7 @@ struct Operator {
       if (lost[c] || !std::isfinite(f) || !(sigma[c] < std::numeric_limits<double>::max()) ||
           reach > static_cast<double>(std::numeric_limits<T>::max())) {
         sigma[c] = 0;
+        if (options.ridge_mode == RidgeMode::constant) rho[c] = 1;
       }
     }
   }
@@ -154,6 +158,18 @@ struct Operator {
     }
     for (int c = 0; c < t.lanes; ++c) ridge_lane[c] = static_cast<T>(rho[c]);
     set_weights<T>(*t.key_decay, t.beta, sigma, t.len, t.lanes, mask, state_scale);
+  }
+
+  /// For each row tile of a product with H: its columns of H_0, then of K, one after the other. A stream that the
+  /// hardware fetches ahead, where rows of H_0 would come from the second-level cache a piece at a time.
+  void set_panels() {
+    const int dim = chunk->size.dim, len = chunk->len;
+    T* to = panels;
+    for_row_tiles(dim, [&](auto rows, int i) {
+      constexpr int kRows = decltype(rows)::value;
+      for (int l = 0; l < dim; ++l, to += kRows) std::memcpy(to, h + l * ldh + i, sizeof(T) * kRows);
+      for (int j = 0; j < len; ++j, to += kRows) std::memcpy(to, chunk->k + j * chunk->ldk + i, sizeof(T) * kRows);
+    });
   }
 
   /// scores[j][c] = mask[j][c] (k_j · x_c). Lanes that lie wholly before token j are neither written here nor read.
@@ -190,19 +206,20 @@ struct Operator {
   /// Lanes c … of σ H x: the state's part, scaled, plus the chunk's own tokens up to each lane.
   template <int kVectors, typename Finish>
   void apply_columns(const T* x, int c, Finish&& finish) {
-    const int lanes = chunk->lanes, len = chunk->len;
-    for_row_tiles(chunk->size.dim, [&](auto rows, int i) {
+    const int lanes = chunk->lanes, len = chunk->len, dim = chunk->size.dim;
+    for_row_tiles(dim, [&](auto rows, int i) {
       constexpr int kRows = decltype(rows)::value;
       Tile<T, kRows, kVectors> tile;
       tile.clear();
-      tile.multiply({h + i, 1, ldh}, x + c, lanes, 0, chunk->size.dim);
+      const T* panel = panels + i * (dim + len);
+      tile.multiply({panel, 1, kRows}, x + c, lanes, 0, dim);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         const Vec<T> scale = load(state_scale + c + v * kLanes<T>);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) tile.acc[r][v] = scale == 0 ? Vec<T>{} : tile.acc[r][v] * scale;
       }
-      const Left<T> keys{chunk->k + i, 1, chunk->ldk};
+      const Left<T> keys{panel + dim * kRows, 1, kRows};
       tile.multiply(keys, scores + c, lanes, 0, std::min(len, c + kLanes<T>));
       if constexpr (kVectors > 1) {
         tile.template multiply<1>(keys, scores + c, lanes, std::min(len, c + kLanes<T>),

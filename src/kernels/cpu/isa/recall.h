@@ -62,20 +62,21 @@ struct Recall {
     apply_mask(t);
     gemm<T>(t.size.values, lanes, t.size.dim, {u, 1, ldu}, z, lanes, o, lanes);
     scale_lanes(o, t.size.values, lanes, state_scale);
-    gemm<T>(t.size.values, lanes, t.len, {t.v, 1, t.ldv}, scores, lanes, o, lanes, true);
+    add_gemm<T>(t.size.values, lanes, t.len, {t.v, 1, t.ldv}, scores, lanes, o, lanes);
     if (scale != 1) {
       for (int i = 0; i < t.size.values * lanes; ++i) o[i] *= static_cast<T>(scale);
     }
   }
 
-  /// w ← σU_c g_c for g as lanes [V × lanes]: what o's gradient means for z.
-  void transpose(const Chunk<T>& t, const T* u, int ldu, const T* g, T* w) {
+  /// w ← σU_c g_c for g as lanes [V × lanes]: what o's gradient means for z. raw[c][j] ← g_c · v_j.
+  void transpose(const Chunk<T>& t, const T* u, int ldu, const T* g, T* w, T* raw) {
     const int lanes = t.lanes;
-    gemm<T>(t.len, lanes, t.size.values, {t.v, t.ldv, 1}, g, lanes, scores, lanes);
+    gemm<T>(t.len, lanes, t.size.values, {t.vt, 1, lanes}, g, lanes, scores, lanes);
+    to_rows<T>(scores, lanes, t.len, t.len, raw, lanes);
     apply_mask(t);
     gemm<T>(t.size.dim, lanes, t.size.values, {u, ldu, 1}, g, lanes, w, lanes);
     scale_lanes(w, t.size.dim, lanes, state_scale);
-    gemm<T>(t.size.dim, lanes, t.len, {t.k, 1, t.ldk}, scores, lanes, w, lanes, true);
+    add_gemm<T>(t.size.dim, lanes, t.len, {t.k, 1, t.ldk}, scores, lanes, w, lanes);
   }
 
   void apply_mask(const Chunk<T>& t) {

@@ -12,54 +12,9 @@
 #pragma once
 
 #include "kernels/cpu/isa/operator.h"
+#include "kernels/schedule.h"
 
 namespace gka::kernels::cpu::GKA_ISA {
-
-/// s_i and m_i of one token and their derivatives by ρ.
-struct Coefficients {
-  double s = 0, m = 0;
-  double ds = 0, dm = 0;
-};
-
-/// The coefficients for a spectrum in [ρ, top], top = ρ + 1 (adaptive; no derivative is wanted there) or 1.
-class Schedule {
- public:
-  Schedule(Solver solver, double top, double rho) : solver_(solver), top_(top), rho_(rho) {}
-
-  Coefficients start() {
-    const double sum = top_ + rho_;
-    omega_ = 2;
-    d_omega_ = 0;
-    return {.s = 2 / sum, .m = 0, .ds = -2 / (sum * sum), .dm = 0};
-  }
-
-  Coefficients step(std::int64_t i) {
-    if (solver_ == Solver::gradient_descent) return start();
-    return solver_ == Solver::nesterov ? nesterov(i) : chebyshev();
-  }
-
- private:
-  Coefficients chebyshev() {
-    const double sum = top_ + rho_, ratio = (top_ - rho_) / sum, d_ratio = -2 * top_ / (sum * sum);
-    const double below = 4 - ratio * ratio * omega_;
-    const double d_below = -2 * ratio * d_ratio * omega_ - ratio * ratio * d_omega_;
-    omega_ = 4 / below;
-    d_omega_ = -4 * d_below / (below * below);
-    return {
-        .s = 2 * omega_ / sum, .m = omega_ - 1, .ds = 2 * d_omega_ / sum - 2 * omega_ / (sum * sum), .dm = d_omega_};
-  }
-
-  Coefficients nesterov(std::int64_t i) {
-    const double below = 3 * top_ + rho_, root = std::sqrt(3 * top_ / rho_ + 1);
-    const double d_root = -1.5 * top_ / (rho_ * rho_ * root);
-    const double momentum = (root - 2) / (root + 2), d_momentum = 4 * d_root / ((root + 2) * (root + 2));
-    return {.s = 4 / below, .m = i == 1 ? 0 : momentum, .ds = -4 / (below * below), .dm = i == 1 ? 0 : d_momentum};
-  }
-
-  Solver solver_;
-  double top_, rho_;
-  double omega_ = 2, d_omega_ = 0;
-};
 
 /// The schedule of every token of a chunk, iteration by iteration: [r + 1][lanes]. With an adaptive ridge all tokens
 /// share one, and it is computed once.
@@ -72,7 +27,7 @@ struct ScheduleTable {
   bool shared = false;  // filled for all lanes and for good
 
   void allocate(const Options& options) {
-    if (options.solver == Solver::conjugate_gradient || options.solver == Solver::exact) return;
+    if (!has_schedule(options.solver)) return;
     iterations = options.iterations;
     const std::int64_t n = (iterations + 1) * kMaxChunk;
     s.resize(n);
@@ -420,7 +375,8 @@ class LaneSolver {
     const T* k = t.k + static_cast<std::int64_t>(c) * t.ldk;
     for (int i = 0; i < dim_; ++i) {
       const double weight = t.beta[c] * k[i];
-      for (int j = 0; j < dim_; ++j) dense_[i * dim_ + j] = gamma * dense_[i * dim_ + j] + weight * k[j];
+      double* row = dense_ + static_cast<std::int64_t>(i) * dim_;
+      for (int j = 0; j < dim_; ++j) row[j] = (gamma == 0 ? 0 : gamma * row[j]) + weight * k[j];
     }
   }
 

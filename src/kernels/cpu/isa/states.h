@@ -69,8 +69,8 @@ void walk_rows(const Problem& p, const Plan& plan, const SegmentStates<T>& state
       const int len = static_cast<int>(std::min<std::int64_t>(w.chunk.size.chunk, segment.tokens.length - t));
       w.chunk.load(p, segment.tokens.batch, segment.tokens.begin + t, head, len,
                    {.queries = false, .key_lanes = false});
-      keys ? advance_keys<T>(w.chunk, matrix, ld, from, to, w.scratch)
-           : advance_values<T>(w.chunk, matrix, ld, from, to, w.scratch);
+      keys ? advance_keys<T>(w.chunk, matrix, matrix, ld, from, to, w.scratch)
+           : advance_values<T>(w.chunk, matrix, matrix, ld, from, to, w.scratch);
     }
   }
 }

@@ -206,7 +206,15 @@ void step(const Step& s, const Executor& executor) {
 
 #define GKA_TEXT_OF(x) #x
 #define GKA_TEXT(x) GKA_TEXT_OF(x)
-const InstructionSet kInstructionSet{.name = GKA_TEXT(GKA_ISA), .forward = forward, .backward = backward, .step = step};
+const InstructionSet kInstructionSet{.name = GKA_TEXT(GKA_ISA),
+                                     .forward = forward,
+                                     .backward = backward,
+                                     .step = step,
+                                     .short_conv = short_conv,
+                                     .short_conv_backward = short_conv_backward,
+                                     .short_conv_step = short_conv_step,
+                                     .gated_rms_norm = gated_rms_norm,
+                                     .gated_rms_norm_backward = gated_rms_norm_backward};
 #undef GKA_TEXT
 #undef GKA_TEXT_OF
 

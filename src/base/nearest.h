@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gka::cli {
+namespace gka {
 
 /// How many letters to insert, drop, replace or swap with their neighbour to turn `a` into `b`.
 inline std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -36,4 +36,4 @@ inline std::optional<std::string_view> nearest(std::string_view word, std::span<
   return close ? std::optional(*closest) : std::nullopt;
 }
 
-}  // namespace gka::cli
+}  // namespace gka

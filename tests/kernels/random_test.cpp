@@ -1,9 +1,8 @@
-// The CPU kernels against the float64 reference over random problems: every dtype, size, gate, packing, layout, option
-// and instruction set. A failure prints the case as code.
-#include <cstdlib>
-#include <string>
+// Every backend against the float64 reference over random problems: every dtype, size, gate, packing, layout and
+// option. A failure prints the case as code.
+#include <gtest/gtest.h>
 
-#include "kernels/cpu_support.h"
+#include "kernels/backends.h"
 
 namespace gka::kernels::test {
 namespace {
@@ -28,19 +27,17 @@ bool comparable_gradients(const CaseSpec& spec) {
          spec.options.gradient == Gradient::implicit || spec.options.part == Part::memory;
 }
 
-class CpuRandom : public testing::TestWithParam<const char*> {};
+class Random : public OnEveryBackend {};
 
-TEST_P(CpuRandom, ForwardAndBackwardMatchTheReference) {
-  const ForcedInstructionSet forced(GetParam());
-  if (!forced.available()) GTEST_SKIP() << "this machine has no " << GetParam();
+TEST_P(Random, ForwardAndBackwardMatchTheReference) {
   for (std::uint64_t seed = 1; seed <= case_count(); ++seed) {
     const Case c(random_spec(seed));
     const OwnedOutputs got = c.outputs(), want = c.outputs();
     const OwnedGradients got_gradients = c.gradients(), want_gradients = c.gradients();
     reference::forward(c.problem(), want.pointers());
     reference::backward(c.problem(), want_gradients.pointers());
-    cpu::forward(c.problem(), got.pointers(), executor());
-    cpu::backward(c.problem(), got.pointers().saved, got_gradients.pointers(), executor());
+    forward(c.problem(), got.pointers());
+    backward(c.problem(), got.pointers().saved, got_gradients.pointers());
     // Residuals at convergence are rounding errors; they are compared with the reference in a test of their own.
     for (const auto& [name, error] : compare(got.named(), want.named())) {
       if (name == "residual" || name == "true_residual") continue;
@@ -53,7 +50,7 @@ TEST_P(CpuRandom, ForwardAndBackwardMatchTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, CpuRandom, testing::ValuesIn(kInstructionSets), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(, Random, fast_backends(), backend_name);
 
 }  // namespace
 }  // namespace gka::kernels::test

@@ -1,0 +1,129 @@
+// Everything in this folder that is CUDA: threads, barriers, shared memory, launches. The rest is C++ written for one
+// thread block that works together, and tests/kernels/cuda_on_host has a stand-in for this header with which the same
+// sources run on the host, one "thread" per block.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace gka::kernels::cuda {
+
+inline constexpr int kThreads = 512;
+
+inline constexpr int kLanes = 32;  // of a warp
+inline constexpr int kWarps = kThreads / kLanes;
+
+__device__ inline int thread() { return static_cast<int>(threadIdx.x); }
+__device__ inline std::int64_t block() { return blockIdx.x; }
+__device__ inline std::int64_t blocks() { return gridDim.x; }
+__device__ inline void sync() { __syncthreads(); }
+
+__device__ inline int lane() { return thread() % kLanes; }
+__device__ inline int warp() { return thread() / kLanes; }
+/// The sum over the lanes of a warp, the same bits in each.
+template <typename T>
+__device__ __forceinline__ T sum_lanes(T value) {
+#pragma unroll
+  for (int apart = kLanes / 2; apart > 0; apart /= 2) value += __shfl_xor_sync(0xffffffffu, value, apart);
+  return value;
+}
+
+/// What the lane whose number differs in these bits has.
+template <typename T>
+__device__ __forceinline__ T from_lane(T value, int bits) {
+  return __shfl_xor_sync(0xffffffffu, value, bits);
+}
+
+/// Starts a copy of 16 bytes into shared memory; the thread that asked may read them after wait_for_copies.
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+               "l"(from));
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ inline char* shared_memory() {
+  extern __shared__ __align__(16) char bytes[];
+  return bytes;
+}
+
+/// Sets a flag that several threads may set at once.
+__device__ inline void raise(int* flag) { atomicOr(flag, 1); }
+
+__device__ inline float half_to_float(std::uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+__device__ inline std::uint16_t float_to_half(float value) { return __half_as_ushort(__float2half_rn(value)); }
+__device__ inline float bits_to_float(std::uint32_t bits) { return __uint_as_float(bits); }
+__device__ inline std::uint32_t float_to_bits(float value) { return __float_as_uint(value); }
+
+__device__ inline bool in_shared(const void* p) { return __isShared(p) != 0; }
+/// The same pointer, in a form from which the compiler sees that it needs no generic loads.
+template <typename T>
+__device__ __forceinline__ T* as_shared(T* p) {
+  const auto offset = static_cast<unsigned>(__cvta_generic_to_shared(p) - __cvta_generic_to_shared(shared_memory()));
+  return reinterpret_cast<T*>(shared_memory() + offset);
+}
+
+inline void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string("gka: ") + what + ": " + cudaGetErrorString(error));
+}
+
+inline int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, device), "reading a device attribute");
+  return value;
+}
+inline int multiprocessors(int device) { return attribute(cudaDevAttrMultiProcessorCount, device); }
+inline int shared_memory_per_block(int device) { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device); }
+
+/// The device's own, for the life of the object.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) {
+    check(cudaGetDevice(&before_), "asking for the current device");
+    if (device != before_) check(cudaSetDevice(device), "choosing a device");
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  ~CurrentDevice() { cudaSetDevice(before_); }
+
+ private:
+  int before_ = 0;
+};
+
+/// Blocks of this kernel that a multiprocessor holds at once.
+template <typename... Parameters>
+int resident_blocks(void (*kernel)(Parameters...), int shared_bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "sizing shared memory");
+  int count = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, kThreads, static_cast<std::size_t>(shared_bytes)),
+        "asking for occupancy");
+  return count;
+}
+
+/// Blocks of kBlock threads that use `shared_bytes` of shared memory, however much that is.
+template <int kBlock, typename... Parameters, typename... Arguments>
+void launch_blocks_of(void (*kernel)(Parameters...), std::int64_t grid, int shared_bytes, void* stream,
+                      Arguments&&... arguments) {
+  if (grid <= 0) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "sizing shared memory");
+  kernel<<<static_cast<unsigned>(grid), kBlock, static_cast<std::size_t>(shared_bytes),
+           static_cast<cudaStream_t>(stream)>>>(std::forward<Arguments>(arguments)...);
+  check(cudaGetLastError(), "starting a kernel");
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), std::int64_t grid, int shared_bytes, void* stream,
+            Arguments&&... arguments) {
+  if (grid <= 0) return;
+  kernel<<<static_cast<unsigned>(grid), kThreads, static_cast<std::size_t>(shared_bytes),
+           static_cast<cudaStream_t>(stream)>>>(std::forward<Arguments>(arguments)...);
+  check(cudaGetLastError(), "starting a kernel");
+}
+
+}  // namespace gka::kernels::cuda

@@ -1,0 +1,181 @@
+// The linear system of every token of a chunk, (σ_c H_c + ρ) x = b, as an operator on lanes, and the norms that fix σ.
+//
+//   adaptive ridge:  σ = 1/‖H‖_F,        ρ = a          spectrum in [a, 1 + a] for every token
+//   constant ridge:  σ = 1/(‖H‖_F + λ),  ρ = σλ         spectrum in [ρ, 1]
+//   diagonal ridge:  σ = 1,              ρ_i = Λ_i      (conjugate gradients and exact solves only)
+//
+// The solution of (H + λI) x = q is x = σ x̃. A token with nothing remembered (‖H‖_F = 0, adaptive) has σ = 0 and the
+// answer 0.
+#pragma once
+
+#include "kernels/cuda/chunk.cuh"
+
+namespace gka::kernels::cuda {
+
+template <typename T>
+struct Operator {
+  Chunk<T>* chunk;
+  T* h;                                   // H_0 [D × ldh], the block's own copy
+  T* hk;                                  // H_0 K as lanes
+  T* gram;                                // [len × lanes]: k_j · k_c
+  T* mask;                                // [len × lanes]: M_jc β_j σ_c, 0 for j > c
+  T* scores;                              // scratch, [len × lanes]
+  T* ridge_row;                           // [D]: ρ_i, with a diagonal
+  alignas(16) T state_scale[kMaxChunk];   // σ_c ζ_c
+  alignas(16) T ridge_lane[kMaxChunk];    // ρ_c
+  alignas(16) T key_products[kMaxChunk];  // k_cᵀ H_0 k_c
+  int diagonal;
+
+  double norm[kMaxChunk];   // ‖H_c‖_F
+  double sigma[kMaxChunk];  // 0 where there is nothing to solve
+  double rho[kMaxChunk];
+  double step_size[kMaxChunk];  // √|ε_c|, see set_norms
+  double step_sign[kMaxChunk];
+  double start;    // ‖H_0‖_F
+  double h_scale;  // the same, or 1 where that is of no use as a scale
+  int lost[kMaxChunk];
+
+  __host__ __device__ void allocate_hot(Arena& arena, const Sizes& s) {
+    h = arena.take<T>(s.h_size());
+    scores = arena.take<T>(kMaxChunk * kStride);
+  }
+  __host__ __device__ void allocate(Arena& arena, const Sizes& s) {
+    mask = arena.take<T>(kMaxChunk * kStride);
+    gram = arena.take<T>(kMaxChunk * kStride);
+    hk = arena.take<T>(s.lanes_of_keys());
+    ridge_row = arena.take<T>(s.dim);
+  }
+
+  /// Whether token c has a system to solve. A memory that is not finite has none: its answer is NaN.
+  __device__ bool live(int c) const { return sigma[c] > 0; }
+
+  /// `norms`, if given, are ‖H_c‖_F as an earlier pass found them, `stride` apart. h is in place already.
+  __device__ __noinline__ void set(Chunk<T>& tokens, const Options& options, std::int64_t head,
+                                   const double* norms = nullptr, std::int64_t stride = 0) {
+    const int len = tokens.len, lanes = tokens.lanes, dim = tokens.size.dim;
+    gemm<T>(dim, lanes, dim, {h, 1, tokens.size.ldh()}, tokens.kt, kStride, hk, kStride);
+    gemm<T>(len, lanes, dim, {tokens.kt, 1, kStride}, tokens.kt, kStride, gram, kStride);
+    const double frobenius_h = frobenius(h, tokens.size.h_size());
+    alone([&] {
+      chunk = &tokens;
+      start = frobenius_h;
+      h_scale = start > 0 && finite(start) ? start : 1;
+      diagonal = options.ridge_diagonal != nullptr;
+    });
+    tokens.find_lost(tokens.bad_key, tokens.key_decay(), !finite(frobenius_h), lost);
+    if (norms == nullptr) {
+      set_norms();
+    } else {
+      each(len, [&](int c) { norm[c] = norms[c * stride]; });
+    }
+    set_ridge(options, head);
+    set_mask();
+  }
+
+  /// Calls finish(i, c, value) with the vectors of σ H x, row i, lanes c …
+  template <typename Finish>
+  __device__ __forceinline__ void apply(const T* x, Finish&& finish) {
+    const bool tall = tall_tiles<T>(chunk->size.dim, chunk->lanes);
+    if (sizeof(T) == 4 && in_shared(x) && in_shared(h) && in_shared(chunk->kt) && in_shared(scores)) {
+      tall ? apply_with<8, true>(x, finish) : apply_with<4, true>(x, finish);
+    } else {
+      tall ? apply_with<8, false>(x, finish) : apply_with<4, false>(x, finish);
+    }
+  }
+
+  /// y ← σ H x.
+  __device__ __noinline__ void apply_to(const T* x, T* y) {
+    apply(x, [&](int i, int c, const Vec<T>& value) { store(y + i * kStride + c, value); });
+  }
+
+  /// The ridge at row i, lanes c.
+  __device__ __forceinline__ Vec<T> ridge(int i, int c) const {
+    return diagonal ? broadcast(ridge_row[i]) : load(ridge_lane + c);
+  }
+
+ private:
+  /// ‖H_c‖² = γ²‖H_{c-1}‖² + ε_c with ε_c = 2γβ k_cᵀH_{c-1}k_c + β²‖k_c‖⁴, that is ζ_c²‖H_0‖² + Σ_j M_jc² ε_j; sums of
+  /// squares with their largest term factored out, because the squares leave the range of numbers first.
+  __device__ void set_norms() {
+    const Chunk<T>& t = *chunk;
+    const Decay& decay = t.key_decay();
+    lane_dot<T>(hk, t.kt, t.size.dim, t.lanes, key_products);
+    each(t.len, [&](int c) {
+      const double gamma = decay.gamma[c], reach = c == 0 ? 1 : decay.zeta[c - 1];
+      double written = reach == 0 ? 0 : reach * static_cast<double>(key_products[c]);
+      for (int j = 0; j < c; ++j) {
+        const double g = gram[j * kStride + c];
+        written += decay.m(j, c - 1) * t.beta[j] * g * g;
+      }
+      const double added = t.beta[c] * static_cast<double>(gram[c * kStride + c]);
+      const double cross = gamma == 0 ? 0 : sqrt(t.beta[c]) * sqrt(2 * gamma * (written < 0 ? -written : written));
+      const double top = most(added, cross), a = added / top, b = cross / top;
+      const double square = top > 0 ? a * a + (written < 0 ? -b * b : b * b) : 0;
+      step_size[c] = top * sqrt(square < 0 ? -square : square);
+      step_sign[c] = square < 0 ? -1 : 1;
+    });
+    each(t.len, [&](int c) {
+      // The state counts as token −1.
+      const auto term = [&](int j) {
+        const double by = j < 0 ? decay.zeta[c] : decay.m(j, c);
+        return by == 0 ? 0 : by * (j < 0 ? start : step_size[j]);
+      };
+      double top = 0;
+      for (int j = -1; j <= c; ++j) top = most(top, term(j));
+      const double lift = top < 0x1p-500 ? 0x1p+600 : 1, inverse = 1 / (top * lift);  // no division per term
+      double square = 0;
+      for (int j = -1; top > 0 && finite(top) && j <= c; ++j) {
+        const double ratio = term(j) * lift * inverse;
+        square += (j < 0 ? 1 : step_sign[j]) * ratio * ratio;
+      }
+      norm[c] = lost[c] ? not_a_number() : finite(top) ? top * sqrt(square > 0 ? square : 0) : top;
+    });
+  }
+
+  __device__ void set_ridge(const Options& options, std::int64_t head) {
+    const Chunk<T>& t = *chunk;
+    if (diagonal) {
+      each(t.size.dim, [&](int i) { ridge_row[i] = static_cast<T>(options.ridge_diagonal[head * t.size.dim + i]); });
+    }
+    const bool constant = options.ridge_mode == RidgeMode::constant;
+    each(kMaxChunk, [&](int c) {
+      state_scale[c] = T{0};
+      ridge_lane[c] = T{1};
+      if (c >= t.len) return;
+      const double f = norm[c];
+      double scale = diagonal ? 1 : constant ? 1 / (f + options.ridge) : f > 0 ? 1 / f : 0;
+      // Below the smallest normal number of T the memory itself has underflowed: nothing is remembered.
+      const double reach = scale * t.key_decay().zeta[c];
+      if (lost[c] || !finite(f) || !(scale < std::numeric_limits<double>::max()) ||
+          reach > static_cast<double>(std::numeric_limits<T>::max())) {
+        scale = 0;
+      }
+      sigma[c] = scale;
+      // Where nothing is solved ρ only has to be a number.
+      rho[c] = diagonal || (constant && scale == 0) ? 1 : constant ? options.ridge * scale : options.ridge;
+      state_scale[c] = static_cast<T>(scale * t.key_decay().zeta[c]);
+      ridge_lane[c] = static_cast<T>(rho[c]);
+    });
+  }
+
+  __device__ void set_mask() {
+    const Chunk<T>& t = *chunk;
+    move(
+        t.len * kMaxChunk,
+        [&](int at) {
+          const int j = at / kMaxChunk, c = at % kMaxChunk;
+          return c >= j && c < t.len ? static_cast<T>(t.key_decay().m(j, c) * t.beta[j] * sigma[c]) : T{0};
+        },
+        [&](int at, T value) { mask[at / kMaxChunk * kStride + at % kMaxChunk] = value; });
+  }
+
+  template <int kRows, bool kShared, typename Finish>
+  __device__ __forceinline__ void apply_with(const T* x, Finish&& finish) {
+    const Chunk<T>& t = *chunk;
+    masked_scores<T, kShared>(t.len, t.lanes, t.size.dim, {t.kt, 1, kStride}, x, mask, scores);
+    state_and_tokens<T, kRows, kShared>(t.size.dim, t.lanes, t.size.dim, {h, 1, t.size.ldh()}, x, state_scale, t.len,
+                                        {t.kt, kStride, 1}, scores, finish);
+  }
+};
+
+}  // namespace gka::kernels::cuda

@@ -1,0 +1,303 @@
+// One token for many sequences, a block of 256 threads per (sequence, head): Chebyshev with an adaptive ridge, D and V
+// of 64 or 128, float32 states. The work is to read and write H and U once, 0.54 GB for 256 sequences of 8 heads; the
+// 30 products with H are hidden behind that if they never touch memory.
+//
+// So H_t lives in registers, 64 numbers per thread for D = 128, from the update to the last iteration. A warp has D/8
+// rows; lane l has rows l/8, l/8 + 4, … of them and every eighth group of four columns. One product is then D/32
+// vectors of x from shared memory, D²/256 multiply-adds, and a sum over eight lanes in which each step halves the rows
+// a lane still carries: at its end a lane has one row, and that row's x, which it updates and puts up for the others.
+// One barrier per iteration. U comes in by asynchronous copies meanwhile, each thread's own part, so nobody waits for
+// others; two blocks fit on a multiprocessor, and one's loads run under the other's iterations.
+#include "kernels/cuda/step_registers.h"
+
+#include <limits>
+
+#include "kernels/cuda/block.cuh"
+#include "kernels/schedule.h"
+
+namespace gka::kernels::cuda {
+namespace {
+
+inline constexpr int kBlock = 256;
+inline constexpr int kBlockWarps = kBlock / kLanes;
+inline constexpr int kTable = 64;
+
+/// s_i and m_i of the iterations, the same for all tokens; behind the table's end the recurrence goes on from omega.
+struct Table {
+  float start = 0;
+  float s[kTable + 1] = {}, m[kTable + 1] = {};
+  double sum = 0, ratio = 0, omega = 0;
+};
+
+Table table_of(double ridge) {
+  Table table{.sum = 1 + 2 * ridge, .ratio = 1 / (1 + 2 * ridge)};
+  Schedule schedule(Solver::chebyshev, 1 + ridge, ridge);
+  table.start = static_cast<float>(schedule.start().s);
+  for (int i = 1; i <= kTable; ++i) {
+    const Coefficients c = schedule.step(i);
+    table.s[i] = static_cast<float>(c.s);
+    table.m[i] = static_cast<float>(c.m);
+    table.omega = 1 + c.m;
+  }
+  return table;
+}
+
+/// The sum over the block, the same bits for every thread. `parts` has room for a number per warp and is free again
+/// after the next barrier.
+template <typename T>
+__device__ __forceinline__ T sum_block(T value, T* parts) {
+  value = sum_lanes(value);
+  if (lane() == 0) parts[warp()] = value;
+  sync();
+  T total = 0;
+#pragma unroll
+  for (int w = 0; w < kBlockWarps; ++w) total += parts[w];
+  return total;
+}
+
+template <int kDim>
+struct Tile {
+  static constexpr int kRows = kDim / 32;     // of a lane
+  static constexpr int kVectors = kDim / 32;  // of four columns
+  static_assert(kRows == 2 || kRows == 4);
+
+  float h[kRows][kVectors][4];
+
+  __device__ static int row(int a) { return warp() * (kDim / kBlockWarps) + lane() / 8 + 4 * a; }
+  __device__ static int column(int b) { return lane() % 8 * 4 + 32 * b; }
+  /// The row whose sum `product` leaves with this lane, and whether it is the one of several that speaks for it.
+  __device__ static int own_row() { return row(lane() % 8 / (8 / kRows)); }
+  __device__ static bool speaks() { return lane() % (8 / kRows) == 0; }
+
+  __device__ __forceinline__ void load(const float* from) {
+#pragma unroll
+    for (int a = 0; a < kRows; ++a) {
+#pragma unroll
+      for (int b = 0; b < kVectors; ++b) {
+        const Vec<float> v = cuda::load(from + row(a) * kDim + column(b));
+#pragma unroll
+        for (int c = 0; c < 4; ++c) h[a][b][c] = v.x[c];
+      }
+    }
+  }
+
+  /// H ← γH + kkᵀ with √β in k, here and in memory. A γ of 0 selects: what it forgets may be NaN.
+  __device__ __forceinline__ void update(float gamma, const float* k, float* to) {
+#pragma unroll
+    for (int a = 0; a < kRows; ++a) {
+      const float ka = k[row(a)];
+#pragma unroll
+      for (int b = 0; b < kVectors; ++b) {
+        const Vec<float> kb = cuda::load(k + column(b));
+        Vec<float> v;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          h[a][b][c] = (gamma == 0 ? 0.0f : gamma * h[a][b][c]) + ka * kb.x[c];
+          v.x[c] = h[a][b][c];
+        }
+        store(to + row(a) * kDim + column(b), v);
+      }
+    }
+  }
+
+  /// Σ h² in T.
+  template <typename T>
+  __device__ __forceinline__ T squares() const {
+    T total = 0;
+#pragma unroll
+    for (int a = 0; a < kRows; ++a) {
+#pragma unroll
+      for (int b = 0; b < kVectors; ++b) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) total += static_cast<T>(h[a][b][c]) * static_cast<T>(h[a][b][c]);
+      }
+    }
+    return total;
+  }
+
+  /// (H x) of the own row.
+  __device__ __forceinline__ float product(const float* x) const {
+    float part[kRows] = {};
+#pragma unroll
+    for (int b = 0; b < kVectors; ++b) {
+      const Vec<float> v = cuda::load(x + column(b));
+#pragma unroll
+      for (int a = 0; a < kRows; ++a) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) part[a] += h[a][b][c] * v.x[c];
+      }
+    }
+    int bit = 4;
+#pragma unroll
+    for (int left = kRows; left > 1; left /= 2, bit /= 2) {
+      const bool upper = (lane() & bit) != 0;
+#pragma unroll
+      for (int a = 0; a < left / 2; ++a) {
+        const float sent = upper ? part[a] : part[a + left / 2];
+        const float kept = upper ? part[a + left / 2] : part[a];
+        part[a] = kept + from_lane(sent, bit);
+      }
+    }
+#pragma unroll
+    for (; bit > 0; bit /= 2) part[0] += from_lane(part[0], bit);
+    return part[0];
+  }
+};
+
+template <int kDim, int kValues>
+struct Shared {
+  float q[kDim], k[kDim], v[kValues];
+  float x[2][kDim];
+  float z[kDim];
+  float o[kBlock * 4];  // a vector per thread
+  float parts[kBlockWarps];
+  double wide_parts[kBlockWarps];
+};
+
+/// U by vectors of four, thread t has vectors t, t + 256, …: always the same columns.
+template <int kDim, int kValues>
+struct ValueTile {
+  static constexpr int kAcross = kValues / 4;
+  static constexpr int kCount = kDim * kAcross / kBlock;
+  static constexpr int kRowsAtOnce = kBlock / kAcross;
+
+  __device__ static int row(int i) { return thread() / kAcross + i * kRowsAtOnce; }
+  __device__ static int column() { return thread() % kAcross * 4; }
+  __device__ static int at(int i) { return row(i) * kValues + column(); }
+};
+
+/// ‖H‖_F. Squares in float32 serve unless they leave its range.
+template <int kDim, typename Room>
+__device__ __forceinline__ double norm_of(const Tile<kDim>& tile, Room& room) {
+  const float squares = sum_block(tile.template squares<float>(), room.parts);
+  if (squares > 1e-30f && squares < 1e30f) return sqrt(static_cast<double>(squares));
+  return sqrt(sum_block(tile.template squares<double>(), room.wide_parts));
+}
+
+__device__ inline double read_gate(const View& view, std::int64_t b, std::int64_t head, double otherwise) {
+  return view.data != nullptr ? read<double>(view, offset(view, b, 0, head)) : otherwise;
+}
+
+template <int kDim, int kValues>
+__global__ void __launch_bounds__(kBlock, 2)
+    step_kernel(const __grid_constant__ Step s, const __grid_constant__ Table table) {
+  using Room = Shared<kDim, kValues>;
+  using Values = ValueTile<kDim, kValues>;
+  Room& room = *reinterpret_cast<Room*>(shared_memory());
+  float* staged = reinterpret_cast<float*>(shared_memory() + (sizeof(Room) + 15) / 16 * 16);
+
+  const std::int64_t b = block() / s.heads, head = block() % s.heads;
+  const std::int64_t slot = s.state_indices != nullptr ? s.state_indices[b] : b, at = slot * s.heads + head;
+  float* h = static_cast<float*>(s.h) + at * kDim * kDim;
+  float* u = static_cast<float*>(s.u) + at * kDim * kValues;
+  Tile<kDim> tile;
+  tile.load(h);
+#pragma unroll
+  for (int i = 0; i < Values::kCount; ++i) copy_async(staged + Values::at(i), u + Values::at(i));
+
+  const double beta = read_gate(s.beta, b, head, 1), alpha = read_gate(s.alpha, b, head, 1);
+  const float gamma = static_cast<float>(exp(read_gate(s.log_decay, b, head, 0)));
+  const bool writes = beta != 0;  // else nothing is written, whatever k and v hold
+  const float root = static_cast<float>(sqrt(beta));
+  const int t = thread();
+  if (t < kDim) {
+    room.q[t] = read<float>(s.q, offset(s.q, b, 0, head) + t);
+    room.k[t] = writes ? root * read<float>(s.k, offset(s.k, b, 0, head) + t) : 0.0f;
+  } else if (t - kDim < kValues) {
+    room.v[t - kDim] = writes ? root * read<float>(s.v, offset(s.v, b, 0, head) + t - kDim) : 0.0f;
+  }
+  sync();
+
+  tile.update(s.options.decay_keys ? gamma : 1.0f, room.k, h);
+  const double f = norm_of(tile, room);
+  const double inverse = 1 / f;
+  const bool solved = inverse > 0 && inverse <= static_cast<double>(std::numeric_limits<float>::max());
+  const float sigma = solved ? static_cast<float>(inverse) : 1.0f, ridge = static_cast<float>(s.options.ridge);
+
+  const int row = Tile<kDim>::own_row();
+  const float q = room.q[row];
+  float now = table.start * q, before = 0;
+  if (Tile<kDim>::speaks()) room.x[0][row] = now;
+  sync();
+  const int iterations =
+      !solved ? 0 : static_cast<int>(s.iterations != nullptr ? s.iterations[b] : s.options.iterations);
+  double omega = table.omega;
+  for (int i = 1; i <= iterations; ++i) {
+    float step = 0, momentum = 0;
+    if (i <= kTable) {
+      step = table.s[i];
+      momentum = table.m[i];
+    } else {
+      omega = 4 / (4 - table.ratio * table.ratio * omega);
+      step = static_cast<float>(2 * omega / table.sum);
+      momentum = static_cast<float>(omega - 1);
+    }
+    const float hx = tile.product(room.x[(i - 1) & 1]);
+    const float next = now + momentum * (now - before) - step * (sigma * hx + ridge * now - q);
+    before = now;
+    now = next;
+    if (Tile<kDim>::speaks()) room.x[i & 1][row] = now;
+    sync();
+  }
+
+  // U ← γU + βkvᵀ and o = s Uᵀ(q + α(x − q)) in one pass over U, with σU and x̃, not U and σx̃: see recall.cuh.
+  if (Tile<kDim>::speaks()) {
+    const float from_x = solved ? static_cast<float>(alpha) : 0.0f;
+    const float from_q = static_cast<float>((1 - alpha) * (solved ? f : 1));
+    room.z[row] = (from_x != 0 ? from_x * now : 0.0f) + (from_q != 0 ? from_q * q : 0.0f);
+  }
+  sync();
+  wait_for_copies();
+  const Vec<float> v = load(room.v + Values::column());
+  Vec<float> sum{};
+#pragma unroll
+  for (int i = 0; i < Values::kCount; ++i) {
+    Vec<float> element = load(staged + Values::at(i));
+    const float k = room.k[Values::row(i)], z = room.z[Values::row(i)];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      element.x[c] = (gamma == 0 ? 0.0f : gamma * element.x[c]) + k * v.x[c];
+      sum.x[c] += sigma * element.x[c] * z;
+    }
+    store(u + Values::at(i), element);
+  }
+  store(room.o + 4 * t, sum);
+  sync();
+  if (t < kValues) {
+    float o = 0;
+    for (int part = 0; part < Values::kRowsAtOnce; ++part) o += room.o[part * kValues + t];
+    const float scale = static_cast<float>(f != f ? f : s.options.scale);
+    write(s.o, offset(s.o, b, 0, head) + t, o * scale);
+  }
+}
+
+template <int kDim, int kValues>
+void run(const Step& s, const Device& device) {
+  constexpr int kBytes = (sizeof(Shared<kDim, kValues>) + 15) / 16 * 16 + kDim * kValues * 4;
+  launch_blocks_of<kBlock>(step_kernel<kDim, kValues>, s.batch * s.heads, kBytes, device.stream, s,
+                           table_of(s.options.ridge));
+}
+
+struct Size {
+  std::int64_t key_dim, value_dim;
+  void (*run)(const Step&, const Device&);
+};
+constexpr Size kSizes[] = {
+    {64, 64, run<64, 64>}, {64, 128, run<64, 128>}, {128, 64, run<128, 64>}, {128, 128, run<128, 128>}};
+
+}  // namespace
+
+bool step_in_registers(const Step& s, const Device& device) {
+  const Options& o = s.options;
+  if (o.part != Part::both || o.solver != Solver::chebyshev || o.ridge_mode != RidgeMode::adaptive) return false;
+  if (s.q.dtype == DType::float64) return false;
+  if (reinterpret_cast<std::uintptr_t>(s.h) % 16 != 0 || reinterpret_cast<std::uintptr_t>(s.u) % 16 != 0) return false;
+  for (const Size& size : kSizes) {
+    if (size.key_dim != s.key_dim || size.value_dim != s.value_dim) continue;
+    size.run(s, device);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace gka::kernels::cuda

@@ -1,0 +1,218 @@
+// The block's small operations below autograd, for every device and, without running anything, for the meta device on
+// which torch.compile traces.
+#include "ops/block.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include "gka/block_kernels.h"
+#include "ops/arguments.h"
+#include "ops/backends.h"
+#include "ops/checks.h"
+#include "ops/tensors.h"
+
+namespace gka::ops {
+namespace {
+
+using kernels::View;
+
+// ---- Which kernels ----------------------------------------------------------------------------------------------
+
+#ifdef GKA_HAS_CUDA
+constexpr bool kHasCuda = true;
+#else
+constexpr bool kHasCuda = false;
+#endif
+
+/// Runs `on_host(executor)` or `on_device(device)`, by where the call's tensors lie.
+template <typename OnHost, typename OnDevice>
+void run(std::string_view op, c10::Device device, OnHost&& on_host, OnDevice&& on_device) {
+  if (device.is_cpu()) return on_host(torch_executor());
+  if constexpr (kHasCuda) {
+    if (device.is_cuda()) return on_cuda(device, on_device);
+  }
+  throw c10::NotImplementedError(std::string(op) + ": x takes a device this build has kernels for, cpu" +
+                                 (kHasCuda ? " or cuda" : "") + ", got " + device.str());
+}
+
+// ---- Tensors as the kernels see them ----------------------------------------------------------------------------
+
+/// The strides of the dimensions before the last, of which a view has up to three, the last ones.
+View view(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  View result{.data = pointer(tensor), .dtype = kernel_dtype(tensor.scalar_type())};
+  std::int64_t* const strides[] = {&result.head_stride, &result.token_stride, &result.batch_stride};
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(3, tensor.dim() - 1); ++i) {
+    *strides[i] = tensor.stride(tensor.dim() - 2 - i);
+  }
+  return result;
+}
+
+/// [B,T,C] or [B,C].
+View conv_view(const at::Tensor& tensor) {
+  View result = view(tensor);
+  result.batch_stride = tensor.dim() == 3 ? result.token_stride : result.head_stride;
+  result.token_stride = tensor.dim() == 3 ? result.head_stride : 0;
+  result.head_stride = 0;
+  return result;
+}
+
+void prepare(Arguments& a) {
+  for (auto* tensor : {&a.x, &a.gate, &a.d_y}) make_channels_contiguous(*tensor);
+  for (auto* tensor : {&a.weight, &a.bias, &a.initial_state, &a.d_final_state}) {
+    if (tensor->defined()) *tensor = tensor->contiguous();
+  }
+  a.cu_seqlens = integers(a.cu_seqlens, a.x.device());
+  a.state_indices = integers(a.state_indices, a.x.device());
+}
+
+kernels::ShortConv conv_of(const Arguments& a, const ConvSizes& sizes, const ConvOptions& options) {
+  return {.batch = sizes.batch.expect_int(),
+          .tokens = sizes.tokens.expect_int(),
+          .channels = sizes.channels.expect_int(),
+          .width = sizes.width.expect_int(),
+          .sequences = sizes.sequences.expect_int(),
+          .cu_seqlens = static_cast<const std::int64_t*>(pointer(a.cu_seqlens)),
+          .x = conv_view(a.x),
+          .weight = view(a.weight),
+          .bias = view(a.bias),
+          .initial_state = view(a.initial_state),
+          .activation = options.activation,
+          .l2_norm = options.l2_norm,
+          .head_dim = a.head_dim,
+          .eps = a.eps};
+}
+
+kernels::GatedRmsNorm norm_of(const Arguments& a, Activation activation) {
+  const auto size = [&](std::int64_t from_the_last) {
+    return from_the_last < a.x.dim() ? a.x.size(a.x.dim() - 1 - from_the_last) : 1;
+  };
+  return {.batch = size(3),
+          .tokens = size(2),
+          .heads = size(1),
+          .dim = size(0),
+          .x = view(a.x),
+          .gate = view(a.gate),
+          .weight = view(a.weight),
+          .activation = activation,
+          .eps = a.eps};
+}
+
+// ---- Room for results -------------------------------------------------------------------------------------------
+
+/// Stands for a result that was not asked for.
+at::Tensor nothing(const Arguments& a) { return at::empty({0}, a.x.options()); }
+
+at::Tensor room_like(const at::Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); }
+
+/// One gradient for each of `inputs`, of its own shape and type.
+template <typename Inputs>
+std::vector<at::Tensor> gradient_room(const Arguments& a, const Inputs& inputs) {
+  std::vector<at::Tensor> gradients;
+  for (std::size_t i = 0; i < std::size(inputs); ++i) {
+    gradients.push_back(a.needs[i] && inputs[i].defined() ? room_like(inputs[i]) : nothing(a));
+  }
+  return gradients;
+}
+
+}  // namespace
+
+void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr std::string_view name = "short_conv";
+  Arguments a = pop_arguments(op.schema(), *stack);
+  const auto options = parse_conv_options(name, a);
+  const auto sizes = check_short_conv(a);
+  const auto y = room_like(a.x);
+  const auto state = a.output_final_state
+                         ? at::empty_symint({sizes.sequences, sizes.channels, sizes.width - 1}, a.x.options())
+                         : nothing(a);
+  if (!a.x.device().is_meta()) {
+    if (values_are_checked(a.x.device())) check_conv_values(name, a);
+    prepare(a);
+    const auto conv = conv_of(a, sizes, options);
+    const kernels::ShortConvOutputs outputs{.y = conv_view(y), .final_state = view(state)};
+    run(
+        name, a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv(conv, outputs, executor); },
+        [&](const auto& device) { kernels::cuda::short_conv(conv, outputs, device); });
+  }
+  push_results(*stack, {y, state});
+}
+
+void run_short_conv_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr std::string_view name = "short_conv_backward";
+  Arguments a = pop_arguments(op.schema(), *stack);
+  const auto options = parse_conv_options(name, a);
+  const auto sizes = check_short_conv_backward(a);
+  const auto results = gradient_room(a, std::array{a.x, a.weight, a.bias, a.initial_state});
+  if (!a.x.device().is_meta()) {
+    prepare(a);
+    const auto conv = conv_of(a, sizes, options);
+    const kernels::ShortConvGradients gradients{.d_y = conv_view(a.d_y),
+                                                .d_final_state = view(a.d_final_state),
+                                                .d_x = results[0].numel() > 0 ? conv_view(results[0]) : View{},
+                                                .d_weight = view(results[1]),
+                                                .d_bias = view(results[2]),
+                                                .d_initial_state = view(results[3])};
+    run(
+        name, a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv_backward(conv, gradients, executor); },
+        [&](const auto& device) { kernels::cuda::short_conv_backward(conv, gradients, device); });
+  }
+  push_results(*stack, results);
+}
+
+void run_short_conv_step(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr std::string_view name = "short_conv_step";
+  Arguments a = pop_arguments(op.schema(), *stack);
+  const auto options = parse_conv_options(name, a);
+  const auto sizes = check_short_conv_step(a);
+  const auto y = room_like(a.x);
+  if (!a.x.device().is_meta()) {
+    if (values_are_checked(a.x.device())) check_conv_values(name, a);
+    prepare(a);
+    const kernels::ShortConvStep step{.conv = conv_of(a, sizes, options),
+                                      .y = conv_view(y),
+                                      .state = view(a.state),
+                                      .state_indices = static_cast<const std::int64_t*>(pointer(a.state_indices))};
+    run(
+        name, a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv_step(step, executor); },
+        [&](const auto& device) { kernels::cuda::short_conv_step(step, device); });
+  }
+  push_results(*stack, {y});
+}
+
+void run_gated_rms_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr std::string_view name = "gated_rms_norm";
+  Arguments a = pop_arguments(op.schema(), *stack);
+  const auto activation = parse_gate_options(name, a);
+  check_gated_rms_norm(a);
+  const auto y = room_like(a.x);
+  if (!a.x.device().is_meta()) {
+    prepare(a);
+    const auto norm = norm_of(a, activation);
+    run(
+        name, a.x.device(), [&](const auto& executor) { kernels::cpu::gated_rms_norm(norm, view(y), executor); },
+        [&](const auto& device) { kernels::cuda::gated_rms_norm(norm, view(y), device); });
+  }
+  push_results(*stack, {y});
+}
+
+void run_gated_rms_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr std::string_view name = "gated_rms_norm_backward";
+  Arguments a = pop_arguments(op.schema(), *stack);
+  const auto activation = parse_gate_options(name, a);
+  check_gated_rms_norm_backward(a);
+  const auto results = gradient_room(a, std::array{a.x, a.gate, a.weight});
+  if (!a.x.device().is_meta()) {
+    prepare(a);
+    const auto norm = norm_of(a, activation);
+    const kernels::GatedRmsNormGradients gradients{
+        .d_y = view(a.d_y), .d_x = view(results[0]), .d_gate = view(results[1]), .d_weight = view(results[2])};
+    run(
+        name, a.x.device(),
+        [&](const auto& executor) { kernels::cpu::gated_rms_norm_backward(norm, gradients, executor); },
+        [&](const auto& device) { kernels::cuda::gated_rms_norm_backward(norm, gradients, device); });
+  }
+  push_results(*stack, results);
+}
+
+}  // namespace gka::ops

@@ -1,0 +1,18 @@
+// The kernels of short_conv, gated_rms_norm and their relatives, boxed: below autograd, and autograd's own.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace gka::ops {
+
+void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void run_short_conv_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void run_short_conv_step(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void run_gated_rms_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void run_gated_rms_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+void differentiate_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void differentiate_gated_rms_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+}  // namespace gka::ops

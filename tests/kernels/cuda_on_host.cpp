@@ -1,0 +1,32 @@
+// The CUDA kernels' own sources on the host (cuda_on_host/kernels/cuda/device.cuh comes first on this file's include
+// path), under another name, because the real ones may be in the same program.
+#define cuda cuda_on_host
+#include "kernels/cuda/backward.cu"
+#include "kernels/cuda/forward.cu"
+#include "kernels/cuda/step.cu"
+#undef cuda
+
+#include "kernels/cuda_on_host/scratch.h"
+#include "kernels/cuda_support.h"
+
+namespace gka::kernels::test {
+namespace {
+
+template <typename Body>
+void with_device(Body&& body) {
+  with_scratch<cuda_on_host::Device>(body);
+}
+
+}  // namespace
+
+void CudaOnHost::forward(const Problem& problem, const Outputs& outputs) {
+  with_device([&](const auto& device) { cuda_on_host::forward(problem, outputs, device); });
+}
+void CudaOnHost::backward(const Problem& problem, const Saved& saved, const Gradients& gradients) {
+  with_device([&](const auto& device) { cuda_on_host::backward(problem, saved, gradients, device); });
+}
+void CudaOnHost::step(const Step& step) {
+  with_device([&](const auto& device) { cuda_on_host::step(step, device); });
+}
+
+}  // namespace gka::kernels::test

@@ -1,0 +1,77 @@
+// A stand-in for src/kernels/cuda/device.cuh with which the CUDA kernels compile as plain C++: blocks run one after
+// another, each with a single thread. Their arithmetic, their indices and their cut are then tested on machines without
+// a GPU; what only many threads show (a missing barrier) is left to a GPU.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define __device__
+#define __host__
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __noinline__
+#define __forceinline__
+
+namespace gka::kernels::cuda {
+
+inline constexpr int kThreads = 1;
+inline constexpr int kLanes = 1;
+inline constexpr int kWarps = 1;
+
+struct Machine {
+  static constexpr int kSharedBytes = 100 * 1024;  // small enough that larger arrays of a test lie elsewhere
+  alignas(16) char shared[kSharedBytes];
+  std::int64_t block = 0;
+  std::int64_t blocks = 0;
+};
+inline Machine machine;
+
+inline int thread() { return 0; }
+inline std::int64_t block() { return machine.block; }
+inline std::int64_t blocks() { return machine.blocks; }
+inline void sync() {}
+inline int lane() { return 0; }
+inline int warp() { return 0; }
+template <typename T>
+T sum_lanes(T value) {
+  return value;
+}
+inline char* shared_memory() { return machine.shared; }
+inline void raise(int* flag) { *flag = 1; }
+
+inline float half_to_float(std::uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
+inline std::uint16_t float_to_half(float value) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value)); }
+inline float bits_to_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+inline std::uint32_t float_to_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
+
+inline bool in_shared(const void* p) { return p >= machine.shared && p < machine.shared + Machine::kSharedBytes; }
+template <typename T>
+T* as_shared(T* p) {
+  return p;
+}
+
+inline int multiprocessors(int) { return 3; }
+inline int shared_memory_per_block(int) { return Machine::kSharedBytes; }
+template <typename... Parameters>
+int resident_blocks(void (*)(Parameters...), int) {
+  return 1;
+}
+
+struct CurrentDevice {
+  explicit CurrentDevice(int) {}
+};
+
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), std::int64_t grid, int, void*, Arguments&&... arguments) {
+  machine.blocks = grid;
+  for (machine.block = 0; machine.block < grid; ++machine.block) {
+    std::memset(machine.shared, 0xff, Machine::kSharedBytes);  // NaN, as far as anybody reads before writing
+    kernel(arguments...);
+  }
+}
+
+}  // namespace gka::kernels::cuda

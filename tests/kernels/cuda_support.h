@@ -1,0 +1,51 @@
+// The CUDA kernels as the tests call them: with host pointers, on a GPU or (their sources compiled as C++) without one.
+#pragma once
+
+#include <string>
+
+#include "gka/kernels.h"
+
+namespace gka::kernels {  // of gka/block_kernels.h
+struct ShortConv;
+struct ShortConvOutputs;
+struct ShortConvGradients;
+struct ShortConvStep;
+struct GatedRmsNorm;
+struct GatedRmsNormGradients;
+}  // namespace gka::kernels
+
+namespace gka::kernels::test {
+
+/// On the GPU: arrays are copied there and back around each call.
+struct CudaDevice {
+  /// Why it cannot run here; empty: it can.
+  static std::string missing();
+  static void forward(const Problem& problem, const Outputs& outputs);
+  static void backward(const Problem& problem, const Saved& saved, const Gradients& gradients);
+  static void step(const Step& step);
+  static void short_conv(const ShortConv& conv, const ShortConvOutputs& outputs);
+  static void short_conv_backward(const ShortConv& conv, const ShortConvGradients& gradients);
+  static void short_conv_step(const ShortConvStep& step);
+  static void gated_rms_norm(const GatedRmsNorm& norm, const View& y);
+  static void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients);
+};
+
+/// The same sources on the host, one thread per block.
+struct CudaOnHost {
+  static void forward(const Problem& problem, const Outputs& outputs);
+  static void backward(const Problem& problem, const Saved& saved, const Gradients& gradients);
+  static void step(const Step& step);
+  static void short_conv(const ShortConv& conv, const ShortConvOutputs& outputs);
+  static void short_conv_backward(const ShortConv& conv, const ShortConvGradients& gradients);
+  static void short_conv_step(const ShortConvStep& step);
+  static void gated_rms_norm(const GatedRmsNorm& norm, const View& y);
+  static void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients);
+};
+
+/// Those that need many threads, on the host with as many.
+struct CudaWithThreads {
+  /// Whether the kernel takes the call.
+  static bool step(const Step& step);
+};
+
+}  // namespace gka::kernels::test
