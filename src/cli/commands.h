@@ -21,9 +21,23 @@ struct Command {
 };
 
 Action declare_info(CLI::App& app);
+Action declare_train(CLI::App& app);
+Action declare_runs(CLI::App& app);
+Action declare_plot(CLI::App& app);
+Action declare_score(CLI::App& app);
+Action declare_generate(CLI::App& app);
+Action declare_tokenize(CLI::App& app);
+Action declare_tokenizer(CLI::App& app);
 
 inline constexpr std::array kCommands{
     Command{"info", "What this build holds, what this machine can run, and which kernel a call takes", declare_info},
+    Command{"score", "How likely a model finds texts: perplexity and log-probabilities", declare_score},
+    Command{"generate", "Continue a prompt token by token", declare_generate},
+    Command{"tokenize", "Turn text or JSON lines into a token file for training", declare_tokenize},
+    Command{"tokenizer", "Learn a tokenizer from text, look at one, or try it", declare_tokenizer},
+    Command{"train", "Train a model: a new run, or one that goes on to the same bits", declare_train},
+    Command{"runs", "List training runs and how they stand", declare_runs},
+    Command{"plot", "Draw the curves of training runs", declare_plot},
 };
 
 }  // namespace gka::cli

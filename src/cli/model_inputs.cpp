@@ -1,0 +1,131 @@
+#include "cli/model_inputs.h"
+
+#include <ATen/Context.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <filesystem>
+#include <stdexcept>
+#include <string_view>
+
+#include "base/files.h"
+#include "models/checkpoint.h"
+#include "models/dtypes.h"
+
+namespace gka::cli {
+namespace {
+
+at::Device device_named(const std::string& name) {
+  std::optional<at::Device> device;
+  try {
+    device.emplace(name);
+  } catch (const c10::Error&) {
+    device.reset();
+  }
+  if (!device || !(device->is_cpu() || device->is_cuda())) {
+    throw std::runtime_error("--device takes cpu, cuda or cuda:N, and got '" + name + "'");
+  }
+  if (device->is_cuda() && !at::hasCUDA()) {
+    throw std::runtime_error("--device is " + name +
+                             ", and there is no CUDA here: torch was built without it or sees no GPU");
+  }
+  return *device;
+}
+
+std::optional<at::ScalarType> type_named(const std::string& name, at::Device device) {
+  if (name.empty()) return device.is_cpu() ? std::optional(at::kFloat) : std::nullopt;
+  if (const auto dtype = models::dtype_named(name)) return dtype;
+  throw std::runtime_error("--dtype takes one of " + models::list_dtypes() + ", and got '" + name + "'");
+}
+
+void check_token(std::int64_t token, std::int64_t vocabulary, const std::string& where) {
+  if (token >= 0 && token < vocabulary) return;
+  throw std::runtime_error("token " + std::to_string(token) + " of " + where +
+                           " is outside the model's vocabulary of " + std::to_string(vocabulary) + " tokens");
+}
+
+/// The folder of the model; of a training run, its newest checkpoint.
+std::filesystem::path checkpoint_of(const ModelArguments& arguments) {
+  const std::filesystem::path folder(arguments.model);
+  const auto latest = folder / "latest";
+  return !std::filesystem::exists(folder / "config.json") && std::filesystem::exists(latest / "config.json") ? latest
+                                                                                                             : folder;
+}
+
+constexpr std::string_view kWhite = " \t\r\f\v";
+
+Tokens parse_line(std::string_view line, std::int64_t vocabulary, const std::string& where) {
+  Tokens tokens;
+  for (auto start = line.find_first_not_of(kWhite); start != std::string_view::npos;
+       start = line.find_first_not_of(kWhite, start)) {
+    const auto end = std::min(line.find_first_of(kWhite, start), line.size());
+    const auto word = line.substr(start, end - start);
+    std::int64_t token = 0;
+    const auto parsed = std::from_chars(word.data(), word.data() + word.size(), token);
+    if (parsed.ec != std::errc() || parsed.ptr != word.data() + word.size()) {
+      throw std::runtime_error("'" + std::string(word.substr(0, 40)) + "' of " + where + " is not a token number");
+    }
+    check_token(token, vocabulary, where);
+    tokens.push_back(token);
+    start = end;
+  }
+  return tokens;
+}
+
+}  // namespace
+
+void add_model_arguments(CLI::App& app, ModelArguments& arguments) {
+  app.add_option("MODEL", arguments.model,
+                 "A folder with config.json and weights, or a training run (its newest checkpoint)")
+      ->required();
+  app.add_option("--device", arguments.device, "cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--dtype", arguments.dtype,
+                 models::list_dtypes() + " (float32 on the CPU by default, elsewhere the checkpoint's own)");
+  app.add_option("--tokenizer", arguments.tokenizer,
+                 "bytes, a tokenizer.json or a folder that holds one (the model's folder by default)");
+}
+
+models::Decoder load(const ModelArguments& arguments) {
+  const auto device = device_named(arguments.device);
+  return models::load_model(checkpoint_of(arguments), {.device = device, .dtype = type_named(arguments.dtype, device)});
+}
+
+data::Tokenizer load_tokenizer(const ModelArguments& arguments) {
+  if (!arguments.tokenizer.empty()) return data::Tokenizer::load(arguments.tokenizer);
+  const auto folder = checkpoint_of(arguments);
+  if (!std::filesystem::exists(folder / "tokenizer.json") && !std::filesystem::exists(folder / "vocab.json")) {
+    throw std::runtime_error(
+        "the model " + arguments.model +
+        " has no tokenizer.json; name one with --tokenizer ('bytes' for a model of bytes), or give token "
+        "numbers with --ids");
+  }
+  return data::Tokenizer::load(folder.string());
+}
+
+std::vector<Tokens> read_ids(const std::string& path, std::int64_t vocabulary) {
+  const MappedFile file(path);
+  auto text = file.text();
+  const auto last = text.find_last_not_of(" \t\r\n\f\v");
+  if (last == std::string_view::npos) throw std::runtime_error(path + " has no token numbers in it");
+  text = text.substr(0, last + 1);
+  std::vector<Tokens> sequences;
+  for (std::size_t start = 0; start <= text.size();) {
+    const auto end = std::min(text.find('\n', start), text.size());
+    const auto where = "line " + std::to_string(sequences.size() + 1) + " of " + path;
+    sequences.push_back(parse_line(text.substr(start, end - start), vocabulary, where));
+    if (sequences.back().empty())
+      throw std::runtime_error(where + " is empty; each line is a sequence of token numbers");
+    start = end + 1;
+  }
+  return sequences;
+}
+
+Tokens encode(const data::Tokenizer& tokenizer, const std::string& text, const std::string& what,
+              std::int64_t vocabulary) {
+  const auto ids = tokenizer.encode(text, data::Specials::yes);
+  if (ids.empty()) throw std::runtime_error(what + " is empty; the model needs at least one token");
+  for (const auto id : ids) check_token(id, vocabulary, what);
+  return {ids.begin(), ids.end()};
+}
+
+}  // namespace gka::cli

@@ -1,0 +1,45 @@
+// What `gka score` and `gka generate` share: where and in which type a model runs, and the sequences it is given.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer.h"
+#include "models/decoder.h"
+
+namespace CLI {
+class App;
+}
+
+namespace gka::cli {
+
+struct ModelArguments {
+  std::string model;  // a checkpoint folder
+  std::string device = "cpu";
+  std::string dtype;      // empty: float32 on the CPU, the checkpoint's own elsewhere
+  std::string tokenizer;  // empty: the model's folder
+};
+
+/// MODEL, --device, --dtype and --tokenizer.
+void add_model_arguments(CLI::App& app, ModelArguments& arguments);
+
+models::Decoder load(const ModelArguments& arguments);
+
+/// Throws one sentence that says what to do where the model has no tokenizer beside it.
+data::Tokenizer load_tokenizer(const ModelArguments& arguments);
+
+using Tokens = std::vector<std::int64_t>;
+
+/// Token numbers separated by white space, one sequence per line. Throws one sentence with the line where something is
+/// not a number below `vocabulary`, a line in between is empty, or there is nothing at all.
+std::vector<Tokens> read_ids(const std::string& path, std::int64_t vocabulary);
+
+/// One sequence. Throws where it has no tokens, or one that the model does not have.
+Tokens encode(const data::Tokenizer& tokenizer, const std::string& text, const std::string& what,
+              std::int64_t vocabulary);
+
+}  // namespace gka::cli

@@ -1,0 +1,69 @@
+// `gka train`: a training file, changes to it, and where to begin.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "train/config.h"
+#include "train/trainer.h"
+
+namespace gka::cli {
+namespace {
+
+constexpr int kStopped = 128 + SIGINT;  // as a shell reports it: what was asked for is not done
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  gka train configs/tiny/gka.train.json                          a new run in runs/tiny-gka\n"
+    "  gka train tiny.json --set learning_rate=3e-3 --set output=runs/b\n"
+    "  gka train runs/tiny-gka --resume                               go on after Ctrl-C, a crash or a power cut\n"
+    "  gka train long.json --from runs/tiny-gka                       a new run from the weights of another\n"
+    "\n"
+    "Ctrl-C finishes the step, saves and says how to go on. docs/training.md explains the rest.";
+
+struct TrainOptions {
+  std::string config, from;
+  std::vector<std::string> assignments;
+  bool resume = false, keys = false;
+};
+
+int run_training(const TrainOptions& options) {
+  if (options.keys) {
+    std::cout << train::describe_keys();
+    return 0;
+  }
+  if (options.config.empty()) throw std::runtime_error("train takes a training file: gka train CONFIG.");
+  if (options.resume && !options.from.empty()) {
+    throw std::runtime_error(
+        "--resume continues a run and --from starts a new one from other weights; give one of them.");
+  }
+  auto settings = train::read_settings(options.config);
+  for (const auto& assignment : options.assignments) train::assign(settings, assignment);
+  if (!options.from.empty()) train::assign(settings, "from=" + Json(options.from).dump());
+  const auto start = options.resume ? train::Start::resume : train::Start::fresh;
+  return train::train(train::parse(settings), start) == train::Outcome::finished ? 0 : kStopped;
+}
+
+}  // namespace
+
+Action declare_train(CLI::App& app) {
+  const auto options = std::make_shared<TrainOptions>();
+  app.add_option("config", options->config, "A training file (JSON), or the folder of a run")->type_name("CONFIG");
+  app.add_option("--set", options->assignments, "Change one key of it; may be given many times")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_flag("--resume", options->resume, "Continue the run in the output folder, to the same bits");
+  app.add_option("--from", options->from, "Start a new run from the weights of a checkpoint, run or model")
+      ->type_name("FOLDER");
+  app.add_flag("--keys", options->keys, "List the keys of a training file");
+  app.footer(kExamples);
+  return [options] { return run_training(*options); };
+}
+
+}  // namespace gka::cli

@@ -1,0 +1,239 @@
+// Softmax attention as Qwen3 has it: grouped heads, an RMS norm on q and k, rotary positions; full, or over a sliding
+// window of the last tokens.
+//
+// Its state is a cache of rotated keys and of values. Attention does not ask for their order, so a window's cache is a
+// ring: position p lies at p mod window.
+#include <ATen/ops/_flash_attention_forward.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <tuple>
+
+#include "layers/functions.h"
+#include "layers/mixers.h"
+#include "layers/projection.h"
+
+namespace gka::layers {
+namespace {
+
+/// Queries that share one mask where the plain causal form will not do: bounds the mask's size.
+constexpr std::int64_t kQueryBlock = 512;
+
+struct Heads {
+  at::Tensor q, k, v;  // [B,T,heads,D]
+};
+
+at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask) {
+  const auto mask_option = mask.defined() ? std::optional<at::Tensor>(mask) : std::nullopt;
+  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask_option,
+                                          /*dropout_p=*/0.0, /*is_causal=*/!mask.defined(), /*scale=*/std::nullopt,
+                                          /*enable_gqa=*/!mask.defined() && q.size(2) != k.size(2))
+      .transpose(1, 2);
+}
+
+/// [queries, keys]: key j (at first_key + j) is seen by query i (at first_query + i) if it is not later and not further
+/// back than the window.
+at::Tensor window_mask(std::int64_t first_query, std::int64_t queries, std::int64_t first_key, std::int64_t keys,
+                       std::int64_t window, at::Device device) {
+  const auto options = at::TensorOptions(at::kLong).device(device);
+  const auto age = at::arange(first_query, first_query + queries, options).unsqueeze(1) -
+                   at::arange(first_key, first_key + keys, options);
+  return age.ge(0).logical_and(age.lt(window));
+}
+
+/// B sequences of equal geometry: T queries after `past` tokens, whose keys are all there (past + T of them).
+at::Tensor attend(const Heads& h, std::int64_t past, std::int64_t window) {
+  const auto tokens = h.q.size(1), keys = h.k.size(1);
+  if (past == 0 && tokens <= window) return softmax_attention(h.q, h.k, h.v, {});
+  const auto k = repeat_heads(h.k, h.q.size(2)), v = repeat_heads(h.v, h.q.size(2));
+  std::vector<at::Tensor> parts;
+  for (std::int64_t begin = 0; begin < tokens; begin += kQueryBlock) {
+    const auto size = std::min(kQueryBlock, tokens - begin);
+    const auto position = past + begin;
+    const auto first = window >= keys ? 0 : std::max<std::int64_t>(0, position - window + 1);
+    const auto span = position + size - first;
+    const auto mask = window_mask(position, size, first, span, window, h.q.device());
+    parts.push_back(
+        softmax_attention(h.q.narrow(1, begin, size), k.narrow(1, first, span), v.narrow(1, first, span), mask));
+  }
+  return parts.size() == 1 ? parts[0] : at::cat(parts, 1);
+}
+
+/// Whether CUDA's attention for packed sequences and windows takes the call.
+bool has_packed_kernel(const Heads& h) {
+  const auto type = h.q.scalar_type();
+  return h.q.is_cuda() && (type == at::kBFloat16 || type == at::kHalf) && h.q.size(3) <= 256 && h.q.size(3) % 8 == 0;
+}
+
+at::Tensor attend_packed_kernel(const Heads& h, const Sequences& sequences, std::int64_t window) {
+  const auto bounded = window < sequences.longest();
+  const auto left = bounded ? std::optional<c10::SymInt>(window - 1) : std::nullopt;
+  const auto right = bounded ? std::optional<c10::SymInt>(0) : std::nullopt;
+  if (!sequences.is_packed()) {
+    return std::get<0>(at::_flash_attention_forward_symint(h.q, h.k, h.v, {}, {}, h.q.size(1), h.k.size(1), 0.0, true,
+                                                           false, std::nullopt, left, right));
+  }
+  const auto bounds = sequences.cu_seqlens().to(at::kInt);
+  return std::get<0>(at::_flash_attention_forward_symint(h.q.squeeze(0), h.k.squeeze(0), h.v.squeeze(0), bounds, bounds,
+                                                         sequences.longest(), sequences.longest(), 0.0, true, false,
+                                                         std::nullopt, left, right))
+      .unsqueeze(0);
+}
+
+class Attention final : public Mixer {
+ public:
+  Attention(std::int64_t window, const MixerConfig& config, const Scope& scope)
+      : window_(window),
+        heads_(config.num_attention_heads),
+        kv_heads_(config.num_key_value_heads),
+        size_(config.head_dim),
+        eps_(config.rms_norm_eps),
+        theta_(config.rope_theta) {
+    divided(heads_, kv_heads_, "query heads per key head");
+    divided(size_, 2, "head_dim of a rotary embedding");
+    const auto add = [&](std::string_view name, std::int64_t out, std::int64_t in, at::Tensor& weight,
+                         at::Tensor& bias) {
+      weight = projection_weight(name, out, in, config, scope);
+      if (config.attention_bias) bias = projection_bias(name, out, scope);
+    };
+    add("q_proj", heads_ * size_, config.hidden_size, q_, q_bias_);
+    add("k_proj", kv_heads_ * size_, config.hidden_size, k_, k_bias_);
+    add("v_proj", kv_heads_ * size_, config.hidden_size, v_, v_bias_);
+    add("o_proj", config.hidden_size, heads_ * size_, o_, o_bias_);
+    q_norm_ = norm_weight("q_norm", size_, scope);
+    k_norm_ = norm_weight("k_norm", size_, scope);
+  }
+
+  std::vector<StateField> state_fields(at::ScalarType dtype) const override {
+    return {{.name = "keys", .shape = {kv_heads_, size_}, .dtype = dtype, .max_tokens = window_},
+            {.name = "values", .shape = {kv_heads_, size_}, .dtype = dtype, .max_tokens = window_}};
+  }
+
+ protected:
+  at::Tensor mix(const at::Tensor& x, Call& call) const override {
+    const auto turn = rotation(call.positions(), size_, theta_, x.scalar_type());
+    const auto normed = [&](const at::Tensor& projected, const at::Tensor& norm) {
+      return rotate(rms_norm(heads(projected), norm, eps_), turn);
+    };
+    const Heads h{.q = normed(project(x, q_, q_bias_), q_norm_),
+                  .k = normed(project(x, k_, k_bias_), k_norm_),
+                  .v = heads(project(x, v_, v_bias_))};
+    const auto o = call.is_step() ? one_token(h, call) : whole_sequences(h, call);
+    return project(o.flatten(-2), o_, o_bias_);
+  }
+
+ private:
+  at::Tensor heads(const at::Tensor& x) const { return x.unflatten(-1, {-1, size_}); }
+
+  at::Tensor whole_sequences(const Heads& h, Call& call) const {
+    const auto& sequences = call.sequences();
+    const at::Tensor keys = call.take(), values = call.take();
+    const bool fresh = !keys.defined();
+    if (fresh && !call.wants_state()) {
+      if (has_packed_kernel(h) && (sequences.is_packed() || window_ < sequences.longest())) {
+        return attend_packed_kernel(h, sequences, window_);
+      }
+      if (!sequences.is_packed()) return attend(h, 0, window_);
+    }
+    return one_by_one(h, keys, values, call);
+  }
+
+  /// Each sequence for itself, with its cache before it and after.
+  at::Tensor one_by_one(const Heads& h, const at::Tensor& keys, const at::Tensor& values, Call& call) const {
+    const auto& sequences = call.sequences();
+    const auto& bounds = sequences.bounds();
+    const auto flat = Heads{.q = h.q.flatten(0, 1), .k = h.k.flatten(0, 1), .v = h.v.flatten(0, 1)};
+    std::vector<at::Tensor> answers, all_keys, all_values;
+    for (std::int64_t n = 0; n < sequences.count(); ++n) {
+      const auto begin = bounds[n], tokens = bounds[n + 1] - begin, past = sequences.past()[n];
+      // Of a window only the last tokens are still there: the positions from `held` on.
+      const auto held = past - std::min(past, window_);
+      const auto with_past = [&](const at::Tensor& cache, const at::Tensor& fresh) {
+        const auto now = fresh.narrow(0, begin, tokens);
+        return past == 0 ? now : at::cat({unroll(cache[n], held, past), now});
+      };
+      const auto k = with_past(keys, flat.k), v = with_past(values, flat.v);
+      const auto q = flat.q.narrow(0, begin, tokens);
+      answers.push_back(
+          tokens == 0 ? q
+                      : attend({.q = q.unsqueeze(0), .k = k.unsqueeze(0), .v = v.unsqueeze(0)}, past - held, window_)
+                            .squeeze(0));
+      all_keys.push_back(k);
+      all_values.push_back(v);
+    }
+    call.give(cache_of(all_keys, h.k, sequences));
+    call.give(cache_of(all_values, h.v, sequences));
+    return at::cat(answers).view(h.q.sizes());
+  }
+
+  /// The positions from … to − 1 of one sequence's cache in order.
+  at::Tensor unroll(const at::Tensor& cache, std::int64_t from, std::int64_t to) const {
+    if (to <= window_) return cache.narrow(0, from, to - from);
+    const auto places = at::arange(from, to, at::TensorOptions(at::kLong).device(cache.device())).remainder(window_);
+    return cache.index_select(0, places);
+  }
+
+  /// The caches of all sequences as one tensor, from each one's last tokens in order.
+  at::Tensor cache_of(const std::vector<at::Tensor>& parts, const at::Tensor& like, const Sequences& sequences) const {
+    std::int64_t capacity = 0;
+    for (std::int64_t n = 0; n < sequences.count(); ++n) capacity = std::max(capacity, total(sequences, n));
+    capacity = std::min(capacity, window_);
+    at::Tensor cache = at::zeros({sequences.count(), capacity, kv_heads_, size_}, like.options());
+    for (std::int64_t n = 0; n < sequences.count(); ++n) {
+      const auto end = total(sequences, n), kept = std::min(end, window_);
+      const auto last = parts[n].narrow(0, parts[n].size(0) - kept, kept);
+      const auto places = at::arange(end - kept, end, at::TensorOptions(at::kLong).device(like.device()));
+      cache[n].index_copy_(0, places.remainder(window_), last);
+    }
+    return cache;
+  }
+
+  static std::int64_t total(const Sequences& sequences, std::int64_t n) {
+    return sequences.past()[n] + sequences.bounds()[n + 1] - sequences.bounds()[n];
+  }
+
+  at::Tensor one_token(const Heads& h, Call& call) const {
+    const at::Tensor keys = call.take(), values = call.take();
+    const auto batch = h.q.size(0), room = keys.size(1);
+    const auto slots = call.slots().defined() ? call.slots().to(at::kLong)
+                                              : at::arange(batch, at::TensorOptions(at::kLong).device(keys.device()));
+    const auto& positions = call.positions();
+    const auto places = window_ == kUnbounded ? positions : positions.remainder(window_);
+    at::Tensor(keys).index_put_({slots, places}, h.k.to(keys.scalar_type()));
+    at::Tensor(values).index_put_({slots, places}, h.v.to(values.scalar_type()));
+
+    // On the CPU looking is cheap, so only what is filled is read; a GPU would have to be waited for.
+    const auto longest = positions.is_cpu() ? std::min(room, positions.max().item<std::int64_t>() + 1) : room;
+    const auto seen = at::arange(longest, positions.options()).le(positions.unsqueeze(1)).view({batch, 1, 1, longest});
+    // The query heads of one key head are the rows of one small attention.
+    const auto q = h.q.reshape({batch, kv_heads_, -1, size_}).transpose(1, 2);
+    const auto o = softmax_attention(q, call.read(keys.narrow(1, 0, longest), batch).to(q.scalar_type()),
+                                     call.read(values.narrow(1, 0, longest), batch).to(q.scalar_type()), seen);
+    return o.transpose(1, 2).reshape({batch, heads_, size_});
+  }
+
+  std::int64_t window_, heads_, kv_heads_, size_;
+  double eps_, theta_;
+  at::Tensor q_, k_, v_, o_, q_bias_, k_bias_, v_bias_, o_bias_, q_norm_, k_norm_;
+};
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_attention(const MixerConfig& config, const Scope& scope) {
+  return std::make_unique<Attention>(kUnbounded, config, scope);
+}
+
+std::unique_ptr<Mixer> make_sliding_window_attention(const MixerConfig& config, const Scope& scope) {
+  if (config.sliding_window < 1) {
+    throw std::invalid_argument("The pattern has SWA, but sliding_window is " + std::to_string(config.sliding_window) +
+                                "; give the number of tokens a token sees.");
+  }
+  return std::make_unique<Attention>(config.sliding_window, config, scope);
+}
+
+}  // namespace gka::layers

@@ -1,0 +1,59 @@
+// The small functions layers are made of. Each is differentiable and computes in float32 (float64 for float64)
+// whatever the type of its input, which is also the type of its result.
+#pragma once
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "gka/types.h"
+#include "layers/parameters.h"
+
+namespace gka::layers {
+
+/// float64 stays float64; all else is computed in float32.
+inline at::ScalarType accumulation_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+inline at::Tensor accumulate(const at::Tensor& x) { return x.to(accumulation_type(x)); }
+
+/// x Wᵀ + b in the type of x.
+at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
+/// x / √(mean(x²) + eps) · weight over the last dimension.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// x scaled to unit length over the last dimension; eps is 1e-6.
+at::Tensor unit_norm(const at::Tensor& x, L2Norm norm);
+
+/// The rotary embedding: at position p channel i turns with channel i + D/2 by p · theta^(−2i/D).
+struct Rotation {
+  at::Tensor cos, sin;  // [..., 1, D/2]
+};
+/// For positions […] and D channels (even) of activations of `dtype`.
+Rotation rotation(const at::Tensor& positions, std::int64_t channels, double theta, at::ScalarType dtype);
+/// x [..., heads, D].
+at::Tensor rotate(const at::Tensor& x, const Rotation& by);
+
+/// Consecutive copies of each head until there are `heads`: [..., H, D] to [..., heads, D].
+at::Tensor repeat_heads(const at::Tensor& x, std::int64_t heads);
+
+/// −exp(A_log) · softplus(projected + dt_bias), at least float32.
+at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const at::Tensor& dt_bias);
+
+/// sigmoid(projected + bias), at least float32.
+at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias = {});
+
+/// Qwen3's feed-forward part: down(SiLU(gate x) · up x).
+class SwiGlu {
+ public:
+  SwiGlu(std::int64_t hidden, std::int64_t intermediate, double initializer_range, const Scope& scope);
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  at::Tensor gate_, up_, down_;
+};
+
+}  // namespace gka::layers

@@ -1,0 +1,241 @@
+// The Gated KalmaNet block: unit-length queries and keys, gates β, γ and α, the memory operator, a gated norm.
+//
+// With sketching the solve runs in d learned dimensions: Ĥ holds P k, x = Pᵀ solve(Ĥ + λ̂I, P q), and U keeps all of D.
+#include <ATen/ops/cat.h>
+#include <ATen/ops/einsum.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "gka/gka.h"
+#include "layers/functions.h"
+#include "layers/memory.h"
+#include "layers/mixers.h"
+#include "layers/projection.h"
+
+namespace gka::layers {
+namespace {
+
+struct Sizes {
+  std::int64_t q_heads, k_heads, v_heads, heads, key_dim, value_dim;
+};
+
+Sizes sizes_of(const GkaConfig& c, const MixerConfig& config) {
+  const auto head_dim = or_else(c.head_dim, config.head_dim);
+  Sizes s{.q_heads = or_else(c.num_q_heads, config.num_attention_heads),
+          .k_heads = or_else(c.num_k_heads, config.num_key_value_heads),
+          .v_heads = or_else(c.num_v_heads, config.num_key_value_heads),
+          .heads = 0,
+          .key_dim = whole(c.expand_k, head_dim, "expand_k"),
+          .value_dim = whole(c.expand_v, head_dim, "expand_v")};
+  s.heads = std::max({s.q_heads, s.k_heads, s.v_heads});
+  divided(s.heads, s.q_heads, "copies of each query head");
+  if (c.sketch_dim > s.key_dim) {
+    throw std::invalid_argument("sketch_dim is " + std::to_string(c.sketch_dim) + ", more than the " +
+                                std::to_string(s.key_dim) + " dimensions of a key; it must be smaller, or 0 for none.");
+  }
+  return s;
+}
+
+struct Gates {
+  at::Tensor log_decay, beta, alpha;
+};
+
+class Gka final : public Mixer {
+ public:
+  Gka(const MixerConfig& config, const Scope& scope)
+      : config_(config.gka),
+        sizes_(sizes_of(config.gka, config)),
+        query_(make_query("q", sizes_.q_heads, config_.use_q_conv, config, scope)),
+        key_(make_query("k", sizes_.k_heads, config_.use_k_conv, config, scope)),
+        value_("v",
+               {.heads = sizes_.v_heads,
+                .head_dim = sizes_.value_dim,
+                .conv_size = config_.use_v_conv ? config_.conv_size : 0,
+                .without_conv = Activation::none},
+               config, scope),
+        expand_k_("k", expansion(sizes_.k_heads, sizes_.key_dim), config, scope),
+        expand_v_("v", expansion(sizes_.v_heads, sizes_.value_dim), config, scope),
+        output_(
+            {.heads = sizes_.heads, .head_dim = sizes_.value_dim, .gate = config_.use_gate, .eps = config_.norm_eps},
+            config, scope) {
+    const auto hidden = config.hidden_size, heads = sizes_.heads;
+    if (config_.use_forgetting_gate) {
+      decay_proj_ = projection_weight("a_proj", heads, hidden, config, scope);
+      decay_ = decay_parameters(heads, scope);
+    }
+    if (config_.use_beta_gate) {
+      beta_ = projection_weight("b_proj", heads, hidden, config, scope);
+      beta_bias_ = projection_bias("b_proj", heads, scope);
+    }
+    if (config_.use_alpha_connection) {
+      alpha_ = projection_weight("alpha_proj", heads, hidden, config, scope);
+      alpha_bias_ = projection_bias("alpha_proj", heads, scope);
+    }
+    if (config_.sketch_dim > 0) {
+      sketch_ =
+          scope.add("sketch", {heads, config_.sketch_dim, sizes_.key_dim}, init::orthonormal_rows(), WeightDecay::no);
+    }
+    scale_ = config_.gla_rescale ? 1.0 / std::sqrt(static_cast<double>(sizes_.key_dim)) : 1.0;
+  }
+
+  std::vector<StateField> state_fields(at::ScalarType dtype) const override {
+    std::vector<StateField> fields;
+    query_.add_fields(fields, dtype);
+    key_.add_fields(fields, dtype);
+    value_.add_fields(fields, dtype);
+    if (config_.num_iter > 0) {
+      const auto size = or_else(config_.sketch_dim, sizes_.key_dim);
+      fields.push_back(memory_field(sizes_.heads, size, size, dtype));
+      fields.back().name = "h";
+    }
+    fields.push_back(memory_field(sizes_.heads, sizes_.key_dim, sizes_.value_dim, dtype));
+    fields.back().name = "u";
+    return fields;
+  }
+
+ protected:
+  at::Tensor mix(const at::Tensor& x, Call& call) const override {
+    auto q = query_.forward(x, call);
+    auto k = key_.forward(x, call);
+    const auto v = expand_v_.forward(value_.forward(x, call));
+    q = repeat_heads(q, sizes_.heads);
+    k = expand_k_.forward(k);
+    // Heads that are not mere copies have their length only now.
+    if (!expand_k_.copies()) k = unit_norm(k, L2Norm::divide);
+    return output_.forward(answer(q, k, v, gates(x), call), x);
+  }
+
+ private:
+  HeadProjection make_query(std::string_view name, std::int64_t heads, bool conv, const MixerConfig& config,
+                            const Scope& scope) const {
+    const bool grows = name == "k" && config_.kv_proj_rank > 0 && heads < sizes_.heads;
+    return {name,
+            {.heads = heads,
+             .head_dim = sizes_.key_dim,
+             .conv_size = conv ? config_.conv_size : 0,
+             .without_conv = Activation::none,
+             .norm = grows ? L2Norm::none : L2Norm::divide},
+            config,
+            scope};
+  }
+
+  HeadExpansion::Options expansion(std::int64_t from, std::int64_t head_dim) const {
+    return {.from = from,
+            .to = sizes_.heads,
+            .head_dim = head_dim,
+            .rank = config_.kv_proj_rank,
+            .learnable_residual = config_.kv_learnable_residual};
+  }
+
+  /// One product for all gates: each by itself would read all of x for a few columns.
+  Gates gates(const at::Tensor& x) const {
+    std::vector<at::Tensor> weights;
+    for (const auto& weight : {decay_proj_, beta_, alpha_}) {
+      if (weight.defined()) weights.push_back(weight);
+    }
+    if (weights.empty()) return {};
+    const auto parts = project(x, at::cat(weights)).split(sizes_.heads, -1);
+    auto part = parts.begin();
+    Gates g;
+    if (decay_proj_.defined()) g.log_decay = decay_(*part++);
+    if (beta_.defined()) g.beta = sigmoid_gate(*part++, beta_bias_);
+    if (alpha_.defined()) g.alpha = sigmoid_gate(*part++, alpha_bias_);
+    if (beta_.defined() && config_.beta_weight == BetaWeight::published) g.beta = (g.beta + 1e-6).square();
+    return g;
+  }
+
+  at::Tensor answer(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Gates& g, Call& call) const {
+    const auto ask = [&](const at::Tensor& query) {
+      return remember({.q = query, .k = k, .v = v, .log_decay = g.log_decay, .beta = g.beta, .scale = scale_},
+                      MemoryRule::add, call);
+    };
+    if (config_.num_iter == 0) return ask(q);
+    if (sketch_.defined()) {
+      const auto x = sketched_solve(q, k, g, call);
+      return ask(g.alpha.defined() ? q + g.alpha.unsqueeze(-1).to(q.scalar_type()) * (x - q) : x);
+    }
+    return call.is_step() ? one_token(q, k, v, g, call) : whole_sequences(q, k, v, g, call);
+  }
+
+  at::Tensor whole_sequences(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Gates& g,
+                             Call& call) const {
+    const auto h = call.take();
+    const auto result = gated_kalmanet(q, k, v, g.log_decay, g.beta, g.alpha,
+                                       {.scale = scale_,
+                                        .ridge = config_.ridge_strength,
+                                        .iterations = config_.num_iter,
+                                        .solver = config_.solver_type,
+                                        .gradient = config_.gradient,
+                                        .ridge_mode = config_.ridge_mode,
+                                        .ridge_gradient = config_.bp_lambda,
+                                        .decay_keys = config_.use_forgetting_gate_kk,
+                                        .initial_state = {.h = h, .u = call.take()},
+                                        .output_final_state = call.wants_state(),
+                                        .cu_seqlens = call.sequences().cu_seqlens()});
+    call.give(result.final_state.h);
+    call.give(result.final_state.u);
+    return result.o;
+  }
+
+  at::Tensor one_token(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Gates& g,
+                       Call& call) const {
+    const auto h = call.take();
+    return gated_kalmanet_step(q, k, v, g.log_decay, g.beta, g.alpha,
+                               {.state = {.h = h, .u = call.take()},
+                                .state_indices = call.slots(),
+                                .scale = scale_,
+                                .ridge = config_.ridge_strength,
+                                .iterations = config_.num_iter,
+                                .solver = config_.solver_type,
+                                .ridge_mode = config_.ridge_mode,
+                                .decay_keys = config_.use_forgetting_gate_kk});
+  }
+
+  /// x = Pᵀ solve(Ĥ + λ̂I, P q). There is no step of the solve alone: one token is a sequence of one.
+  at::Tensor sketched_solve(const at::Tensor& q, const at::Tensor& k, const Gates& g, Call& call) const {
+    const auto p = sketch_.to(q.scalar_type());
+    const auto down = [&](const at::Tensor& t) { return at::einsum("...hd,hsd->...hs", {t, p}); };
+    const auto token = [&](const at::Tensor& t) { return call.is_step() && t.defined() ? t.unsqueeze(1) : t; };
+    const auto fading = config_.use_forgetting_gate_kk ? g.log_decay : at::Tensor();
+
+    const at::Tensor pool = call.take();
+    const auto result = ridge_solve(token(down(q)), token(down(k)), token(fading), token(g.beta),
+                                    {.ridge = config_.ridge_strength,
+                                     .iterations = config_.num_iter,
+                                     .solver = config_.solver_type,
+                                     .gradient = config_.gradient,
+                                     .ridge_mode = config_.ridge_mode,
+                                     .ridge_gradient = config_.bp_lambda,
+                                     .initial_state = call.is_step() ? call.read(pool, q.size(0)) : pool,
+                                     .output_final_state = call.wants_state() || call.is_step(),
+                                     .cu_seqlens = call.is_step() ? at::Tensor() : call.sequences().cu_seqlens()});
+    if (call.is_step()) {
+      call.write(pool, result.final_state);
+    } else {
+      call.give(result.final_state);
+    }
+    const auto x = call.is_step() ? result.x.squeeze(1) : result.x;
+    return at::einsum("...hs,hsd->...hd", {x, p});
+  }
+
+  GkaConfig config_;
+  Sizes sizes_;
+  HeadProjection query_, key_, value_;
+  HeadExpansion expand_k_, expand_v_;
+  HeadOutput output_;
+  at::Tensor decay_proj_, beta_, beta_bias_, alpha_, alpha_bias_, sketch_;
+  DecayParameters decay_;
+  double scale_ = 1.0;
+};
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_gka(const MixerConfig& config, const Scope& scope) {
+  return std::make_unique<Gka>(config, scope);
+}
+
+}  // namespace gka::layers

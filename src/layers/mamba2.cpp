@@ -1,0 +1,88 @@
+// Mamba2: S ← e^{ΔA} S + Δ B xᵀ, y = Cᵀ S + D x. In the terms of the other memories B is the key, C the query, x the
+// value, Δ the write weight. The norm comes after the gate, over all heads of a group at once.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softplus.h>
+
+#include "layers/functions.h"
+#include "layers/memory.h"
+#include "layers/mixers.h"
+#include "layers/projection.h"
+
+namespace gka::layers {
+namespace {
+
+/// A = 1, 2, …, heads.
+Init a_log_counting() {
+  return [](at::Tensor& t, const at::Generator&) { t.copy_(at::arange(1, t.size(0) + 1, t.options()).log()); };
+}
+
+class Mamba2 final : public Mixer {
+ public:
+  Mamba2(const Mamba2Config& c, const MixerConfig& config, const Scope& scope)
+      : config_(c),
+        inner_(whole(c.expand, config.hidden_size, "expand")),
+        heads_(divided(inner_, c.head_dim, "heads of Mamba2")) {
+    divided(heads_, c.n_groups, "heads per group");
+    const auto mixed = inner_ + 2 * c.n_groups * c.state_size;
+    in_ = projection_weight("in_proj", inner_ + mixed + heads_, config.hidden_size, config, scope);
+    conv_ = ShortConv("conv1d", mixed, c.conv_size, c.conv_bias, config, scope);
+    decay_ = {.a_log = scope.add("A_log", {heads_}, a_log_counting(), WeightDecay::no),
+              .dt_bias = scope.add("dt_bias", {heads_}, dt_bias_log_uniform(), WeightDecay::no)};
+    skip_ = scope.add("D", {heads_}, init::constant(1), WeightDecay::no);
+    norm_ = norm_weight("norm", inner_, scope);
+    out_ = projection_weight("out_proj", config.hidden_size, inner_, config, scope);
+  }
+
+  std::vector<StateField> state_fields(at::ScalarType dtype) const override {
+    std::vector<StateField> fields;
+    conv_.add_fields(fields, dtype);
+    fields.push_back(memory_field(heads_, config_.state_size, config_.head_dim, dtype));
+    return fields;
+  }
+
+ protected:
+  at::Tensor mix(const at::Tensor& x, Call& call) const override {
+    const auto states = config_.n_groups * config_.state_size;
+    const auto parts = project(x, in_).split_with_sizes({inner_, inner_ + 2 * states, heads_}, -1);
+    const auto mixed = conv_.forward(parts[1], call).split_with_sizes({inner_, states, states}, -1);
+    const auto v = mixed[0].unflatten(-1, {heads_, config_.head_dim});
+    const auto per_head = [&](const at::Tensor& t) {
+      return repeat_heads(t.unflatten(-1, {config_.n_groups, config_.state_size}), heads_);
+    };
+    const auto steps = accumulate(parts[2]);
+    const auto type = steps.scalar_type();
+    const auto delta = at::softplus(steps + decay_.dt_bias.to(type));
+    const auto y = remember({.q = per_head(mixed[2]),
+                             .k = per_head(mixed[1]),
+                             .v = v,
+                             .log_decay = -decay_.a_log.to(type).exp() * delta,
+                             .beta = delta},
+                            MemoryRule::add, call);
+    return finish(y, v, parts[0]);
+  }
+
+ private:
+  /// norm((y + D x) · SiLU(z)), each group by itself, then the output projection.
+  at::Tensor finish(const at::Tensor& y, const at::Tensor& v, const at::Tensor& z) const {
+    const auto skipped = accumulate(y) + accumulate(v) * skip_.to(accumulation_type(v)).unsqueeze(-1);
+    const auto gated = (skipped.flatten(-2) * at::silu(accumulate(z))).to(y.scalar_type());
+    if (config_.n_groups == 1) return project(rms_norm(gated, norm_, config_.norm_eps), out_);
+    const auto normed = rms_norm(gated.unflatten(-1, {config_.n_groups, -1}), {}, config_.norm_eps).flatten(-2);
+    return project(normed * norm_.to(normed.scalar_type()), out_);
+  }
+
+  Mamba2Config config_;
+  std::int64_t inner_, heads_;
+  at::Tensor in_, skip_, norm_, out_;
+  ShortConv conv_;
+  DecayParameters decay_;
+};
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_mamba2(const MixerConfig& config, const Scope& scope) {
+  return std::make_unique<Mamba2>(config.mamba2, config, scope);
+}
+
+}  // namespace gka::layers

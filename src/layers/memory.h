@@ -1,0 +1,37 @@
+// The recurrences of the rivals, in chunks for whole sequences and token by token for a step.
+//
+//   add      S ← diag(γ) S + β k vᵀ                              linear attention, RetNet, Mamba2, GLA
+//   delta    S ← (I − β k kᵀ) diag(γ) S + β k vᵀ                 DeltaNet, Gated DeltaNet, Kimi Delta Attention
+//            o = scale · Sᵀ q
+//
+// with γ = exp(log_decay) one number per head or per key channel. In chunks both are matrix products with a short loop
+// over the chunks' states; the delta rule first replaces the values of a chunk by what is left of them once the memory
+// has answered (a triangular system). Decays enter only as exp of sums of log_decay over the tokens between, never as a
+// quotient, so strong decay underflows to 0 and nothing overflows.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "layers/mixer.h"
+
+namespace gka::layers {
+
+enum class MemoryRule : std::uint8_t { add, delta };
+
+struct MemoryInputs {
+  at::Tensor q, k;         // [B,T,H,K]; in a step [B,H,K]
+  at::Tensor v;            // [B,T,H,V]
+  at::Tensor log_decay{};  // [B,T,H] or [B,T,H,K], ≤ 0; undefined: 0
+  at::Tensor beta{};       // [B,T,H]; undefined: 1
+  double scale = 1.0;
+};
+
+/// o [B,T,H,V] (or [B,H,V]) in the type of q. Takes one tensor of the state, S [slots,H,K,V].
+at::Tensor remember(const MemoryInputs& in, MemoryRule rule, Call& call);
+
+/// The state's field.
+StateField memory_field(std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim, at::ScalarType dtype);
+
+}  // namespace gka::layers

@@ -1,0 +1,121 @@
+// What mixes tokens in a block: attention and every memory behind one interface.
+//
+// In training `forward` sees whole sequences; in inference it takes in a prompt and hands out the state, and `step`
+// then adds one token to each of any set of sequences whose states lie in one pool, in place.
+//
+// Activations have the type of x (parameters are cast to it where they differ, so float32 parameters under a bfloat16
+// stream are master weights); gates, norms and memories compute in float32, all of it in float64 for float64 x.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "layers/sequences.h"
+
+namespace gka::layers {
+
+/// What a mixer remembers of some sequences: its tensors, each [slots, …], in the order of Mixer::state_fields.
+struct State {
+  std::vector<at::Tensor> tensors;
+};
+
+/// One tensor of a state.
+struct StateField {
+  std::string name;
+  std::vector<std::int64_t> shape;  // of one slot; of a cache: of one token
+  at::ScalarType dtype = at::kFloat;
+  /// 0: the size is fixed. Otherwise a cache [slots, capacity, shape…] of at most so many tokens; position p lies at
+  /// p mod max_tokens.
+  std::int64_t max_tokens = 0;
+};
+inline constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
+
+struct StateOptions {
+  at::Device device = at::kCPU;
+  at::ScalarType dtype = at::kFloat;  // of the activations; memories are float32 or float64 regardless
+  std::int64_t capacity = 0;          // tokens a cache has room for; memories of fixed size ignore it
+};
+
+struct MixerOutput {
+  at::Tensor y;  // [B,T,C]
+  State state;   // of all sequences, in order; empty unless wanted
+};
+
+/// What a mixer's parts see of one call of `forward` or `step`. Parts run in the order of the state's fields, and each
+/// takes its tensor of the state in turn.
+class Call {
+ public:
+  /// A call of `forward`.
+  Call(const Sequences& sequences, const State* in, bool want_state)
+      : sequences_(&sequences), in_(in), want_state_(want_state) {}
+  /// A call of `step`.
+  Call(const State& pool, const at::Tensor& slots, const at::Tensor& positions)
+      : in_(&pool), slots_(slots), positions_(positions) {}
+
+  bool is_step() const { return sequences_ == nullptr; }
+  bool wants_state() const { return want_state_; }
+  const Sequences& sequences() const { return *sequences_; }
+  /// In a step: which slots of the pool; undefined: all of the first ones.
+  const at::Tensor& slots() const { return slots_; }
+  /// int64 [B,T] or [B].
+  const at::Tensor& positions() const { return is_step() ? positions_ : sequences_->positions(); }
+
+  /// The next tensor of the state: in a step the pool's, to be changed in place; undefined where sequences begin here.
+  at::Tensor take() { return in_ != nullptr ? in_->tensors.at(next_++) : at::Tensor(); }
+  /// The same tensor after the call; for `forward` alone.
+  void give(const at::Tensor& state) {
+    if (want_state_) out_.tensors.push_back(state);
+  }
+  State& out() { return out_; }
+
+  /// In a step: what a tensor of the pool holds for the call's `batch` sequences, and new contents for them.
+  at::Tensor read(const at::Tensor& pool, std::int64_t batch) const;
+  void write(at::Tensor pool, const at::Tensor& values) const;
+
+ private:
+  const Sequences* sequences_ = nullptr;
+  const State* in_ = nullptr;
+  bool want_state_ = false;
+  at::Tensor slots_, positions_;
+  std::size_t next_ = 0;
+  State out_;
+};
+
+class Mixer {
+ public:
+  virtual ~Mixer() = default;
+
+  /// x [B,T,C]. `in` holds one slot per sequence (nullptr: they begin here) and is left as it was.
+  MixerOutput forward(const at::Tensor& x, const Sequences& sequences, const State* in = nullptr,
+                      bool want_state = false) const;
+
+  /// One token for each of B sequences: x [B,C], slots int64 [B] (distinct; undefined: sequence b is slot b), positions
+  /// int64 [B] (how many tokens the sequence had before). Updates the pool in place; returns [B,C]; has no gradient.
+  /// Waits for no device: that a cache has room for a position is the caller's to see to (`reserve`).
+  at::Tensor step(const at::Tensor& x, const State& pool, const at::Tensor& slots, const at::Tensor& positions) const;
+
+  /// The tensors of a state for activations of `dtype`.
+  virtual std::vector<StateField> state_fields(at::ScalarType dtype) const = 0;
+
+  /// `slots` states that remember nothing.
+  State make_state(std::int64_t slots, const StateOptions& options) const;
+  /// Bytes that one sequence of so many tokens needs.
+  std::int64_t state_bytes(std::int64_t tokens, at::ScalarType dtype) const;
+  /// Makes slots (int64; undefined: all) forget everything, in place.
+  void reset(const State& state, const at::Tensor& slots = {}) const;
+  /// Gives caches room for `capacity` tokens; keeps what they hold. No effect where they have it.
+  void reserve(State& state, std::int64_t capacity) const;
+  /// Slots of a state as a state of their own (a copy), and back into a pool. A cache in the pool needs the room.
+  State gather(const State& pool, const at::Tensor& slots) const;
+  void scatter(const State& from, const State& pool, const at::Tensor& slots) const;
+
+ protected:
+  /// Both of them: x is [B,T,C] (rows or packed, never padded) or, in a step, [B,C].
+  virtual at::Tensor mix(const at::Tensor& x, Call& call) const = 0;
+};
+
+}  // namespace gka::layers

@@ -1,0 +1,96 @@
+// Named parameters: a flat, ordered registry that layers fill on construction and that the optimiser and checkpoints
+// read. Names are those of published checkpoints ("model.layers.3.gka.q_proj.weight").
+//
+// A layer keeps the at::Tensor it was given, so whoever loads weights copies into it and never replaces it.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace gka::layers {
+
+/// Fills a tensor. Called with a float32 tensor (float64 for float64 parameters) on the generator's device.
+using Init = std::function<void(at::Tensor&, const at::Generator&)>;
+
+namespace init {
+Init constant(double value);
+Init normal(double deviation);
+Init uniform(double low, double high);
+/// Rows of each matrix of [..., rows, columns] orthonormal (rows ≤ columns).
+Init orthonormal_rows();
+}  // namespace init
+
+/// Matrices and convolutions decay; norms, biases, A_log, dt_bias and the like do not.
+enum class WeightDecay : bool { no, yes };
+
+struct Parameter {
+  std::string name;
+  at::Tensor value;
+  WeightDecay weight_decay = WeightDecay::yes;
+};
+
+struct ParameterOptions {
+  /// at::kMeta allocates nothing: for counting.
+  at::Device device = at::kCPU;
+  at::ScalarType dtype = at::kFloat;
+  /// Values are drawn on the generator's own device: a CPU generator gives the same weights whatever `device` is.
+  /// Without one the parameters stay uninitialised, for weights that come from a checkpoint.
+  std::optional<at::Generator> generator{};
+  bool requires_grad = false;
+};
+
+class Parameters {
+ public:
+  explicit Parameters(ParameterOptions options = {}) : options_(std::move(options)) {}
+  Parameters(const Parameters&) = delete;
+  Parameters& operator=(const Parameters&) = delete;
+
+  /// Throws where the name is taken.
+  at::Tensor add(const std::string& name, at::IntArrayRef shape, const Init& init, WeightDecay decay);
+
+  /// In the order in which they were added.
+  const std::vector<Parameter>& all() const { return all_; }
+  /// nullptr where there is none of that name.
+  const Parameter* find(std::string_view name) const;
+  /// How many numbers they hold together.
+  std::int64_t count() const;
+
+  void require_grad(bool on);
+  const ParameterOptions& options() const { return options_; }
+
+ private:
+  ParameterOptions options_;
+  std::vector<Parameter> all_;
+  std::unordered_map<std::string, std::size_t> index_;
+};
+
+/// A place in the registry: names are added below its prefix. `scope / "gka" / "q_proj"`.
+class Scope {
+ public:
+  // NOLINTNEXTLINE(google-explicit-constructor): a registry is its own root scope.
+  Scope(Parameters& parameters, std::string prefix = {}) : parameters_(&parameters), prefix_(std::move(prefix)) {}
+
+  Scope operator/(std::string_view name) const { return {*parameters_, prefix_ + std::string(name) + "."}; }
+
+  at::Tensor add(std::string_view name, at::IntArrayRef shape, const Init& init,
+                 WeightDecay decay = WeightDecay::yes) const {
+    return parameters_->add(prefix_ + std::string(name), shape, init, decay);
+  }
+
+  const std::string& prefix() const { return prefix_; }
+  at::Device device() const { return parameters_->options().device; }
+
+ private:
+  Parameters* parameters_;
+  std::string prefix_;
+};
+
+}  // namespace gka::layers

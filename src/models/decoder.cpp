@@ -1,0 +1,237 @@
+#include "models/decoder.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/embedding.h>
+
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+#include "layers/functions.h"
+#include "layers/mixers.h"
+#include "models/recompute.h"
+
+namespace gka::models {
+
+class Decoder::Block {
+ public:
+  Block(const ModelConfig& config, std::size_t place, layers::Parameters& parameters)
+      : eps_(config.mixer.rms_norm_eps) {
+    const auto first_parameter = parameters.all().size();
+    const auto& kind = layers::mixer_kind(config.layer_types[place]);
+    const auto scope = layers::Scope(parameters) / "model" / "layers" / std::to_string(place);
+    name_ = scope.prefix();
+    mixer_name_ = name_ + std::string(kind.prefix);
+    const auto add_norm = [&](const char* name) {
+      return (scope / name)
+          .add("weight", {config.mixer.hidden_size}, layers::init::constant(1), layers::WeightDecay::no);
+    };
+    mixer_norm_ = add_norm("input_layernorm");
+    mixer_ = kind.make(config.mixer, scope / kind.prefix);
+    if (!kind.stands_alone || config.mlp_everywhere) {
+      mlp_norm_ = add_norm("post_attention_layernorm");
+      mlp_.emplace(config.mixer.hidden_size, config.intermediate_size, config.mixer.initializer_range, scope / "mlp");
+    }
+    for (auto i = first_parameter; i < parameters.all().size(); ++i) own_.push_back(parameters.all()[i].value);
+  }
+
+  layers::MixerOutput forward(const at::Tensor& x, const layers::Sequences& sequences, const layers::State* state,
+                              bool want_state, const Observer& observe) const {
+    auto mixed =
+        named([&] { return mixer_->forward(layers::rms_norm(x, mixer_norm_, eps_), sequences, state, want_state); });
+    if (observe) observe(mixer_name_, mixed.y);
+    auto y = add_mlp(x.add(mixed.y), observe);
+    return {.y = std::move(y), .state = std::move(mixed.state)};
+  }
+
+  at::Tensor forward_recomputed(const at::Tensor& x, const layers::Sequences& sequences) const {
+    // The node in the graph may outlive the caller's sequences, not the decoder.
+    const auto body = [this, sequences](const at::Tensor& input) {
+      return forward(input, sequences, nullptr, false, {}).y;
+    };
+    return recompute(body, x, own_);
+  }
+
+  at::Tensor step(const at::Tensor& x, const layers::State& pool, const at::Tensor& slots,
+                  const at::Tensor& positions) const {
+    const auto y = named([&] { return mixer_->step(layers::rms_norm(x, mixer_norm_, eps_), pool, slots, positions); });
+    return add_mlp(x.add(y), {});
+  }
+
+  const layers::Mixer& mixer() const { return *mixer_; }
+
+ private:
+  /// An error inside the mixer, with its name.
+  template <typename Call>
+  std::invoke_result_t<Call> named(const Call& call) const {
+    try {
+      return call();
+    } catch (const c10::Error& error) {
+      throw LayerError(mixer_name_, error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      throw LayerError(mixer_name_, error.what());
+    }
+  }
+
+  at::Tensor add_mlp(const at::Tensor& x, const Observer& observe) const {
+    if (!mlp_) return x;
+    const auto y = mlp_->forward(layers::rms_norm(x, mlp_norm_, eps_));
+    if (observe) observe(name_ + "mlp", y);
+    return x.add(y);
+  }
+
+  double eps_;
+  std::string name_, mixer_name_;
+  at::Tensor mixer_norm_, mlp_norm_;
+  std::unique_ptr<layers::Mixer> mixer_;
+  std::optional<layers::SwiGlu> mlp_;
+  std::vector<at::Tensor> own_;
+};
+
+namespace {
+
+void check_ids(const at::Tensor& ids, std::int64_t vocabulary) {
+  if (!ids.is_cpu() || ids.numel() == 0) return;
+  const auto lowest = ids.min().item<std::int64_t>();
+  const auto highest = ids.max().item<std::int64_t>();
+  if (lowest >= 0 && highest < vocabulary) return;
+  throw std::invalid_argument("the token " + std::to_string(lowest < 0 ? lowest : highest) +
+                              " is outside the vocabulary of " + std::to_string(vocabulary) + " tokens");
+}
+
+}  // namespace
+
+Decoder::Decoder(ModelConfig config, layers::ParameterOptions options)
+    : config_(std::move(config)), parameters_(std::make_unique<layers::Parameters>(std::move(options))) {
+  const auto root = layers::Scope(*parameters_);
+  const auto normal = layers::init::normal(config_.mixer.initializer_range);
+  embedding_ = (root / "model" / "embed_tokens").add("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal);
+  blocks_.reserve(config_.layer_types.size());
+  for (std::size_t i = 0; i < config_.layer_types.size(); ++i) blocks_.emplace_back(config_, i, *parameters_);
+  norm_ = (root / "model" / "norm")
+              .add("weight", {config_.mixer.hidden_size}, layers::init::constant(1), layers::WeightDecay::no);
+  if (!config_.tie_word_embeddings) {
+    head_ = (root / "lm_head").add("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal);
+  }
+}
+
+Decoder::~Decoder() = default;
+Decoder::Decoder(Decoder&&) noexcept = default;
+Decoder& Decoder::operator=(Decoder&&) noexcept = default;
+
+at::Tensor Decoder::embed(const at::Tensor& ids, at::ScalarType dtype) const {
+  check_ids(ids, config_.vocab_size);
+  return at::embedding(embedding_, ids.to(device())).to(dtype);
+}
+
+ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& sequences,
+                               const ForwardOptions& options) const {
+  const bool states = options.state != nullptr || options.want_state;
+  if (options.recompute && states) {
+    throw std::invalid_argument("a forward pass that recomputes its blocks takes no states and returns none");
+  }
+  if (options.state != nullptr && options.state->blocks.size() != blocks_.size()) {
+    throw std::invalid_argument("the state is of " + std::to_string(options.state->blocks.size()) +
+                                " blocks and the model has " + std::to_string(blocks_.size()));
+  }
+  const auto& observe = options.observe;
+  ForwardResult result;
+  auto x = embed(ids, options.dtype.value_or(parameters_->options().dtype));
+  if (observe) observe("model.embed_tokens", x);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    if (options.recompute) {
+      x = blocks_[i].forward_recomputed(x, sequences);
+      continue;
+    }
+    const auto* state = options.state != nullptr ? &options.state->blocks[i] : nullptr;
+    auto output = blocks_[i].forward(x, sequences, state, options.want_state, observe);
+    x = std::move(output.y);
+    if (options.want_state) result.state.blocks.push_back(std::move(output.state));
+  }
+  result.hidden = layers::rms_norm(x, norm_, config_.mixer.rms_norm_eps);
+  if (observe) observe("model.norm", result.hidden);
+  return result;
+}
+
+at::Tensor Decoder::logits(const at::Tensor& hidden) const { return layers::project(hidden, head()); }
+
+Loss Decoder::loss(const at::Tensor& hidden, const at::Tensor& labels, const LossOptions& options) const {
+  return sliced_cross_entropy(hidden, head(), labels, options);
+}
+
+at::Tensor Decoder::log_probabilities(const at::Tensor& hidden, const at::Tensor& labels) const {
+  return sliced_log_probabilities(hidden, head(), labels);
+}
+
+at::Tensor Decoder::step(const at::Tensor& ids, const DecoderState& pool, const at::Tensor& slots,
+                         const at::Tensor& positions) const {
+  const at::NoGradGuard no_gradient;
+  auto x = embed(ids, parameters_->options().dtype);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].step(x, pool.blocks.at(i), slots, positions);
+  return layers::rms_norm(x, norm_, config_.mixer.rms_norm_eps);
+}
+
+DecoderState Decoder::make_state(std::int64_t slots, const layers::StateOptions& options) const {
+  DecoderState state;
+  for (const auto& block : blocks_) state.blocks.push_back(block.mixer().make_state(slots, options));
+  return state;
+}
+
+std::int64_t Decoder::state_bytes(std::int64_t tokens, at::ScalarType dtype) const {
+  std::int64_t bytes = 0;
+  for (const auto& block : blocks_) bytes += block.mixer().state_bytes(tokens, dtype);
+  return bytes;
+}
+
+void Decoder::reset(const DecoderState& state, const at::Tensor& slots) const {
+  for (std::size_t i = 0; i < blocks_.size(); ++i) blocks_[i].mixer().reset(state.blocks.at(i), slots);
+}
+
+void Decoder::reserve(DecoderState& state, std::int64_t capacity) const {
+  for (std::size_t i = 0; i < blocks_.size(); ++i) blocks_[i].mixer().reserve(state.blocks.at(i), capacity);
+}
+
+DecoderState Decoder::gather(const DecoderState& pool, const at::Tensor& slots) const {
+  DecoderState state;
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    state.blocks.push_back(blocks_[i].mixer().gather(pool.blocks.at(i), slots));
+  }
+  return state;
+}
+
+void Decoder::scatter(const DecoderState& from, const DecoderState& pool, const at::Tensor& slots) const {
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    blocks_[i].mixer().scatter(from.blocks.at(i), pool.blocks.at(i), slots);
+  }
+}
+
+std::optional<std::string> first_not_finite(const Decoder& decoder, const at::Tensor& ids,
+                                            const layers::Sequences& sequences, const ForwardOptions& options) {
+  const at::NoGradGuard no_gradient;
+  const auto finite = [](const at::Tensor& tensor) { return tensor.isfinite().all().item<bool>(); };
+  for (const auto& parameter : decoder.parameters().all()) {
+    if (!finite(parameter.value)) return parameter.name;
+  }
+  struct Found {
+    std::string name;
+  };
+  auto watched = options;
+  watched.recompute = false;
+  watched.observe = [&](const std::string& name, const at::Tensor& output) {
+    if (!finite(output)) throw Found{name};
+  };
+  try {
+    decoder.forward(ids, sequences, watched);
+  } catch (const Found& found) {
+    return found.name;
+  } catch (const LayerError& error) {
+    return error.layer;
+  }
+  return std::nullopt;
+}
+
+std::int64_t count_parameters(const ModelConfig& config) {
+  return Decoder(config, {.device = at::kMeta}).parameters().count();
+}
+
+}  // namespace gka::models

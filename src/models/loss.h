@@ -1,0 +1,39 @@
+// Cross entropy of a language model's head without its logits: tokens go through the head in slices, and a slice's
+// gradient is taken while its logits are there, so that [tokens, vocabulary] never exists at once.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace gka::models {
+
+/// Tokens with this label count neither in the loss nor in the accuracy.
+inline constexpr std::int64_t kIgnored = -100;
+
+struct LossOptions {
+  /// Tokens per slice; 0 picks a number that keeps a slice's logits at 2^22 values on the CPU, 2^26 elsewhere.
+  std::int64_t slice = 0;
+  /// What the sum is divided by; 0 is the number of labels that are not ignored.
+  double divisor = 0;
+  /// Fill `predicted` as well.
+  bool predict = false;
+};
+
+struct Loss {
+  at::Tensor mean;       // scalar, float32 (float64 for float64), differentiable; 0 where every label is ignored
+  at::Tensor rows;       // int64 [M]: the tokens that went through the head, as places in labels.flatten()
+  at::Tensor predicted;  // int64 [M]: the likeliest token at each
+};
+
+/// hidden [..., C], weight [V, C], labels [...] of integers below V or kIgnored. Products run in the type of `hidden`,
+/// sums in float32 or better, and each gradient has the type of what it belongs to. Where the labels are on the CPU,
+/// ignored tokens never reach the head; elsewhere finding them would make the device wait, so they do and are masked.
+Loss sliced_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                          const LossOptions& options = {});
+
+/// log p(label) at each token, [...] in float32 or better, in slices likewise; 0 where a label is ignored. No gradient.
+at::Tensor sliced_log_probabilities(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                                    std::int64_t slice = 0);
+
+}  // namespace gka::models

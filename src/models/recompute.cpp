@@ -1,0 +1,65 @@
+#include "models/recompute.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <algorithm>
+
+namespace gka::models {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Body = std::function<at::Tensor(const at::Tensor&)>;
+
+/// The body travels through the context in an IValue.
+struct BodyHolder : torch::CustomClassHolder {
+  explicit BodyHolder(Body held) : body(std::move(held)) {}
+  Body body;
+};
+
+/// Inputs: x, then the parameters, so that their gradients come back through this node and nothing is accumulated
+/// behind the caller's back.
+struct Recompute : torch::autograd::Function<Recompute> {
+  static at::Tensor forward(AutogradContext* context, const Body& body, at::TensorList inputs) {
+    context->save_for_backward(inputs.vec());
+    context->saved_data["body"] = c10::IValue::make_capsule(c10::make_intrusive<BodyHolder>(body));
+    return body(inputs.front());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    auto inputs = context->get_saved_variables();
+    const auto holder = c10::static_intrusive_pointer_cast<BodyHolder>(context->saved_data["body"].toCapsule());
+    inputs.front() = inputs.front().detach().set_requires_grad(context->needs_input_grad(0));
+
+    variable_list wanted;
+    for (const auto& input : inputs) {
+      if (input.requires_grad()) wanted.push_back(input);
+    }
+    variable_list found;
+    {
+      const at::AutoGradMode enabled(true);
+      const auto output = holder->body(inputs.front());
+      found = torch::autograd::grad({output}, wanted, {gradients[0]}, /*retain_graph=*/false, /*create_graph=*/false,
+                                    /*allow_unused=*/true);
+    }
+    variable_list results{{}};  // the body has no gradient
+    auto next = found.begin();
+    for (const auto& input : inputs) results.push_back(input.requires_grad() ? *next++ : at::Tensor());
+    return results;
+  }
+};
+
+}  // namespace
+
+at::Tensor recompute(const Body& body, const at::Tensor& x, const std::vector<at::Tensor>& parameters) {
+  const auto needs = [](const at::Tensor& tensor) { return tensor.requires_grad(); };
+  if (!at::GradMode::is_enabled() || !(needs(x) || std::ranges::any_of(parameters, needs))) return body(x);
+  variable_list inputs{x};
+  inputs.insert(inputs.end(), parameters.begin(), parameters.end());
+  return Recompute::apply(body, at::TensorList(inputs));
+}
+
+}  // namespace gka::models

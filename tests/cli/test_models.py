@@ -1,0 +1,240 @@
+"""gka score and gka generate: on the published checkpoints, on models made here, and on what goes wrong."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+PROGRAM = Path(sys.executable).parent / "gka"
+GOLDENS = Path(os.environ.get("GKA_GOLDENS", Path(__file__).resolve().parents[3] / "shared" / "goldens"))
+CHECKPOINTS = ["tiny-hqwen3-gka", "tiny-hqwen3-gdn"]
+WIDTH, VOCABULARY = 32, 257
+
+
+def call(*arguments):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True)
+
+
+def told(done):
+    """The one sentence of a command that failed."""
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr.removeprefix("gka: ")
+
+
+def error_of(got, expected):
+    return (torch.linalg.norm(got.double() - expected.double()) / torch.linalg.norm(expected.double())).item()
+
+
+def write_ids(path, sequences):
+    path.write_text("".join(" ".join(map(str, sequence)) + "\n" for sequence in sequences))
+    return path
+
+
+@pytest.fixture(params=CHECKPOINTS)
+def golden(request):
+    folder = GOLDENS / request.param
+    if not folder.is_dir():
+        pytest.skip(f"there are no goldens in {GOLDENS}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A byte model of two attention layers with random weights, written by other means than ours."""
+    folder = tmp_path_factory.mktemp("model")
+    config = {
+        "architectures": ["HybridQwen3ForCausalLM"],
+        "model_type": "hybrid_qwen3",
+        "hybrid_override_pattern": "*-*",
+        "hidden_size": WIDTH,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": True,
+        "a_key_of_tomorrow": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    random = torch.Generator().manual_seed(0)
+    shapes = {"model.embed_tokens.weight": [VOCABULARY, WIDTH], "model.norm.weight": [WIDTH]}
+    for layer in ["model.layers.0.", "model.layers.1."]:
+        shapes |= {
+            layer + "input_layernorm.weight": [WIDTH],
+            layer + "post_attention_layernorm.weight": [WIDTH],
+            layer + "self_attn.q_proj.weight": [32, WIDTH],
+            layer + "self_attn.k_proj.weight": [16, WIDTH],
+            layer + "self_attn.v_proj.weight": [16, WIDTH],
+            layer + "self_attn.o_proj.weight": [WIDTH, 32],
+            layer + "self_attn.q_norm.weight": [8],
+            layer + "self_attn.k_norm.weight": [8],
+            layer + "mlp.gate_proj.weight": [64, WIDTH],
+            layer + "mlp.up_proj.weight": [64, WIDTH],
+            layer + "mlp.down_proj.weight": [WIDTH, 64],
+        }
+    save_file(
+        {name: torch.randn(shape, generator=random) * 0.3 for name, shape in shapes.items()},
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+def test_score_gives_the_logits_of_published_checkpoints(golden, tmp_path):
+    expected = load_file(golden / "golden.safetensors")
+    ids = write_ids(tmp_path / "ids.txt", [expected[f"input_ids.{i}"].tolist() for i in range(3)])
+    done = call("score", golden, "--ids", ids, "--logits", tmp_path / "logits.safetensors")
+    assert done.returncode == 0, done.stderr
+    logits = load_file(tmp_path / "logits.safetensors")
+    result = json.loads(done.stdout)
+    assert sorted(logits) == ["logits.0", "logits.1", "logits.2"]
+    for i, sequence in enumerate(result["sequences"]):
+        assert logits[f"logits.{i}"].dtype == torch.float32
+        assert error_of(logits[f"logits.{i}"], expected[f"logits.{i}"]) < 2e-3
+        tokens = expected[f"input_ids.{i}"]
+        each = expected[f"logits.{i}"][:-1].double().log_softmax(1).gather(1, tokens[1:, None]).squeeze(1)
+        assert sequence["tokens"] == len(tokens)
+        assert sequence["log_probabilities"] == pytest.approx(each.tolist(), abs=2e-2)
+        assert sequence["log_probability"] == pytest.approx(sum(sequence["log_probabilities"]), rel=1e-6)
+    assert result["tokens"] == 275
+    assert result["predicted_tokens"] == 272
+    assert result["perplexity"] == pytest.approx(math.exp(-result["log_probability"] / 272), rel=1e-6)
+
+
+def test_generate_gives_the_greedy_tokens_of_published_checkpoints(golden, tmp_path):
+    expected = load_file(golden / "golden.safetensors")
+    first, second = expected["input_ids.0"].tolist(), expected["input_ids.1"].tolist()
+    ids = write_ids(tmp_path / "ids.txt", [first, second, first])
+    done = call("generate", golden, "--ids", ids, "--max-tokens", 24, "--greedy", "--print-ids")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for line in [lines[0], lines[2]]:
+        assert line == " ".join(map(str, expected["greedy"].tolist()))
+    assert len(lines[1].split()) == 24
+
+
+def test_a_text_is_scored_through_the_tokenizer(model, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("äb\n")
+    by_text = json.loads(call("score", model, "--text", text, "--tokenizer", "bytes").stdout)
+    by_ids = json.loads(call("score", model, "--ids", write_ids(tmp_path / "ids.txt", [text.read_bytes()])).stdout)
+    assert by_text["sequences"] == by_ids["sequences"]
+    assert by_text["tokens"] == 4
+
+
+def test_a_sequence_of_one_token_has_nothing_to_predict(model, tmp_path):
+    result = json.loads(call("score", model, "--ids", write_ids(tmp_path / "ids.txt", [[7]])).stdout)
+    assert result["sequences"] == [{"tokens": 1, "log_probability": 0.0, "perplexity": None, "log_probabilities": []}]
+
+
+def test_a_prompt_is_continued_as_text_or_as_numbers(model):
+    arguments = ["generate", model, "--prompt", "abc", "--tokenizer", "bytes", "--max-tokens", 12, "--seed", 5]
+    numbers = [int(word) for word in call(*arguments, "--print-ids").stdout.split()]
+    assert len(numbers) == 12
+    shown = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True).stdout.decode()
+    assert shown == bytes(number for number in numbers if number < 256).decode(errors="replace") + "\n"
+
+
+def test_a_seed_repeats_and_sampling_obeys_its_options(model, tmp_path):
+    ids = write_ids(tmp_path / "ids.txt", [[1, 2, 3]])
+
+    def numbers(*options):
+        return call("generate", model, "--ids", ids, "--max-tokens", 10, "--print-ids", *options).stdout
+
+    assert numbers("--seed", 1) == numbers("--seed", 1)
+    assert numbers("--seed", 1) != numbers("--seed", 2)
+    assert numbers("--top-p", 1e-9) == numbers("--greedy")
+    assert numbers("--temperature", 1e-6) == numbers("--greedy")
+
+
+def test_an_end_token_ends_the_text(model, tmp_path):
+    ids = write_ids(tmp_path / "ids.txt", [[1, 2, 3]])
+    arguments = ["--ids", ids, "--max-tokens", 10, "--print-ids", "--greedy"]
+    numbers = call("generate", model, *arguments).stdout.split()
+    ended = tmp_path / "model"
+    ended.mkdir()
+    config = json.loads((model / "config.json").read_text()) | {"eos_token_id": int(numbers[0])}
+    (ended / "config.json").write_text(json.dumps(config))
+    (ended / "model.safetensors").symlink_to(model / "model.safetensors")
+    assert call("generate", ended, *arguments).stdout.split() == numbers[:1]
+
+
+def test_a_run_stands_for_its_newest_checkpoint(model, tmp_path):
+    (tmp_path / "latest").symlink_to(model)
+    arguments = ["--ids", write_ids(tmp_path / "ids.txt", [[1, 2, 3]]), "--max-tokens", 5, "--greedy", "--print-ids"]
+    assert call("generate", tmp_path, *arguments).stdout == call("generate", model, *arguments).stdout != ""
+
+
+def test_an_unknown_key_of_a_checkpoint_is_one_line_of_warning(model, tmp_path):
+    done = call("score", model, "--ids", write_ids(tmp_path / "ids.txt", [[1, 2]]))
+    assert done.returncode == 0
+    assert sum("a_key_of_tomorrow" in line for line in done.stderr.splitlines()) == 1
+
+
+def test_other_types_are_taken(model, tmp_path):
+    ids = write_ids(tmp_path / "ids.txt", [[1, 2, 3, 4]])
+    single, double = (
+        json.loads(call("score", model, "--ids", ids, "--dtype", dtype).stdout)["log_probability"]
+        for dtype in ["float32", "float64"]
+    )
+    assert single == pytest.approx(double, rel=1e-4)
+    assert single != double
+
+
+def test_what_goes_wrong_is_said_in_a_sentence(model, tmp_path):
+    ids = write_ids(tmp_path / "ids.txt", [[1, 2], [3]])
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" \n\n")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert "there is no nowhere" in told(call("score", "nowhere", "--ids", ids))
+    assert "is not a checkpoint" in told(call("generate", folder, "--ids", ids, "--max-tokens", 1))
+
+    def complaint(path):
+        done = call("score", model, "--ids", path)
+        warning, sentence = done.stderr.splitlines()
+        assert "a_key_of_tomorrow" in warning
+        assert (done.returncode, done.stdout) == (1, "")
+        return sentence
+
+    assert "cannot open nowhere.txt: No such file" in complaint("nowhere.txt")
+    assert "has no token numbers in it" in complaint(empty)
+    assert "token 257 of line 2" in complaint(write_ids(tmp_path / "large.txt", [[1], [2, 257]]))
+    assert "token -1 of line 1" in complaint(write_ids(tmp_path / "small.txt", [[-1]]))
+    assert "'x' of line 1" in complaint(write_ids(tmp_path / "word.txt", [["x"]]))
+    assert "line 2 of" in complaint(write_ids(tmp_path / "gap.txt", [[1], [], [2]]))
+    assert "--device takes cpu, cuda or cuda:N, and got 'abacus'" in told(
+        call("score", model, "--ids", ids, "--device", "abacus")
+    )
+    assert "--dtype takes one of float64, float32" in told(call("score", model, "--ids", ids, "--dtype", "int8"))
+
+
+def test_a_model_without_a_tokenizer_says_what_to_do(model):
+    done = call("generate", model, "--prompt", "a", "--max-tokens", 1)
+    assert done.returncode == 1
+    assert "name one with --tokenizer ('bytes' for a model of bytes), or give token numbers with --ids" in done.stderr
+    done = call("generate", model, "--prompt", "", "--max-tokens", 1, "--tokenizer", "bytes")
+    assert "the prompt is empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        ("score", [], "[--text,--ids] is required"),
+        ("score", ["--ids", "a", "--text", "b"], "[--text,--ids] is required"),
+        ("generate", ["--ids", "a"], "--max-tokens"),
+        ("generate", ["--ids", "a", "--max-tokens", "1", "--greedy", "--seed", "1"], "--greedy"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(model, command, arguments, words):
+    done = call(command, model, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr

@@ -1,0 +1,114 @@
+// Checkpoints: saving and loading is exact, whole or split; what is damaged or missing is named.
+#include "models/checkpoint.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+#include "models/scratch.h"
+#include "models/tiny.h"
+
+namespace gka::models::test {
+namespace {
+
+void expect_same(const Decoder& a, const Decoder& b) {
+  ASSERT_EQ(a.parameters().all().size(), b.parameters().all().size());
+  for (const auto& parameter : a.parameters().all()) {
+    const auto* other = b.parameters().find(parameter.name);
+    ASSERT_NE(other, nullptr) << parameter.name;
+    EXPECT_EQ(other->value.scalar_type(), parameter.value.scalar_type()) << parameter.name;
+    EXPECT_TRUE(at::equal(parameter.value, other->value)) << parameter.name;
+  }
+  EXPECT_EQ(to_json(a.config())["layer_types"], to_json(b.config())["layer_types"]);
+}
+
+void no_warning(const std::string& line) { ADD_FAILURE() << line; }
+
+TEST(Checkpoint, WhatIsSavedLoadsToTheBit) {
+  std::string pattern;
+  for (const char* kind : kEveryKind) pattern += (pattern.empty() ? "" : "-") + std::string(kind);
+  for (const bool tied : {false, true}) {
+    const Scratch folder;
+    const auto model = tiny_model(tiny_config(pattern, tied), at::kFloat);
+    save_model(model, folder.path());
+    EXPECT_EQ(folder.names(), (std::vector<std::string>{"config.json", "model.safetensors"}));
+    EXPECT_EQ(Weights(folder.path()).has("lm_head.weight"), !tied);
+    expect_same(model, load_model(folder.path(), {.warn = no_warning}));
+  }
+}
+
+TEST(Checkpoint, AboveASizeItIsSplitWithAnIndexAndLoadsTheSame) {
+  const Scratch folder;
+  const auto model = tiny_model(tiny_config("GKA-*"), at::kFloat);
+  save_model(model, folder.path());
+  save_model(model, folder.path(), {.shard_bytes = 20'000});
+  const auto names = folder.names();
+  EXPECT_GT(names.size(), 3U);
+  EXPECT_EQ(names[1], "model-00001-of-0000" + std::to_string(names.size() - 2) + ".safetensors");
+  EXPECT_EQ(names.back(), "model.safetensors.index.json");
+  expect_same(model, load_model(folder.path(), {.warn = no_warning}));
+
+  const auto index = read_json(folder / "model.safetensors.index.json");
+  std::int64_t bytes = 0;
+  for (const auto& parameter : model.parameters().all()) bytes += static_cast<std::int64_t>(parameter.value.nbytes());
+  EXPECT_EQ(index["metadata"]["total_size"], bytes);
+
+  save_model(model, folder.path());
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"config.json", "model.safetensors"}));
+}
+
+TEST(Checkpoint, AModelLoadsInAnotherType) {
+  const Scratch folder;
+  const auto model = tiny_model(tiny_config("GKA"), at::kFloat);
+  save_model(model, folder.path(), {.dtype = at::kBFloat16});
+  EXPECT_EQ(read_json(folder / "config.json")["dtype"], "bfloat16");
+  EXPECT_EQ(load_model(folder.path()).parameters().options().dtype, at::kBFloat16);
+  const auto wide = load_model(folder.path(), {.dtype = at::kFloat});
+  for (const auto& parameter : wide.parameters().all()) {
+    EXPECT_EQ(parameter.value.scalar_type(), at::kFloat);
+    EXPECT_TRUE(
+        at::equal(parameter.value.to(at::kBFloat16), model.parameters().find(parameter.name)->value.to(at::kBFloat16)));
+  }
+}
+
+TEST(Checkpoint, WhatIsMissingOrOfAnotherShapeIsNamed) {
+  const Scratch folder;
+  const auto model = tiny_model(tiny_config("GKA"), at::kFloat);
+  save_model(model, folder.path());
+  auto tensors = SafetensorsFile(folder / "model.safetensors").tensors();
+  const auto norm = tensors.extract("model.norm.weight");
+  write_safetensors(folder / "model.safetensors", tensors);
+  EXPECT_ERROR(load_model(folder.path()), "the checkpoint lacks tensors of this model: model.norm.weight");
+  tensors["model.norm.weight"] = at::zeros({3});
+  write_safetensors(folder / "model.safetensors", tensors);
+  EXPECT_ERROR(load_model(folder.path()),
+               "'model.norm.weight' has the shape [3] in the checkpoint and [32] by its configuration");
+  tensors["model.norm.weight"] = norm.mapped();
+  tensors["model.surplus"] = at::zeros({3});
+  write_safetensors(folder / "model.safetensors", tensors);
+  std::vector<std::string> warnings;
+  load_model(folder.path(), {.warn = [&](const std::string& line) { warnings.push_back(line); }});
+  EXPECT_EQ(warnings,
+            std::vector<std::string>{"the checkpoint has tensors that this model has no use for: model.surplus"});
+}
+
+TEST(Checkpoint, WhatIsNoCheckpointIsCalledThat) {
+  const Scratch folder;
+  EXPECT_ERROR(load_model(folder / "nowhere"), "there is no " + (folder / "nowhere").string());
+  EXPECT_ERROR(load_model(folder.path()), "is not a checkpoint: that is a folder with a config.json in it");
+  save_model(tiny_model(tiny_config("GKA"), at::kFloat), folder.path(), {.shard_bytes = 20'000});
+  write_text(folder / "model-00002-of-00003.safetensors", "");
+  EXPECT_NE(complaint_of([&] { load_model(folder.path()); }), "");
+  std::filesystem::remove(folder / "model.safetensors.index.json");
+  EXPECT_ERROR(load_model(folder.path()),
+               "holds no weights: neither model.safetensors nor model.safetensors.index.json");
+  write_text(folder / "model.safetensors.index.json", "{}");
+  EXPECT_ERROR(load_model(folder.path()), "has no 'weight_map'");
+}
+
+}  // namespace
+}  // namespace gka::models::test

@@ -1,0 +1,177 @@
+// Configurations: the published keys and ours, what is refused, and that what is written reads back the same.
+#include "models/config.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+#include "models/goldens.h"
+#include "models/scratch.h"
+
+namespace gka::models::test {
+namespace {
+
+Json smallest() {
+  return {{"vocab_size", 100},
+          {"hidden_size", 64},
+          {"intermediate_size", 128},
+          {"num_attention_heads", 4},
+          {"hybrid_override_pattern", "*-GKA"}};
+}
+
+Json with(const std::string& key, const Json& value) {
+  auto json = smallest();
+  json[key] = value;
+  return json;
+}
+
+Json without(const std::string& key) {
+  auto json = smallest();
+  json.erase(key);
+  return json;
+}
+
+ModelConfig parse(const Json& json) { return parse_training_config(json, "model.json"); }
+
+TEST(Config, WhatFollowsFromOtherSizesMayBeLeftOut) {
+  const auto config = parse(smallest());
+  EXPECT_EQ(config.mixer.head_dim, 16);
+  EXPECT_EQ(config.mixer.num_key_value_heads, 4);
+  EXPECT_EQ(config.layer_types, (std::vector<std::string>{"*", "GKA"}));
+  EXPECT_EQ(config.mixer.gka.num_iter, 30);
+  EXPECT_EQ(config.mixer.gdn.norm_eps, 1e-5);
+  EXPECT_FALSE(config.tie_word_embeddings);
+  EXPECT_TRUE(config.eos_token_id.empty());
+}
+
+TEST(Config, WhatIsWrittenReadsBackTheSame) {
+  auto json =
+      with("gka_config", {{"num_iter", 12}, {"beta_weight", "paper"}, {"use_gate", false}, {"kv_proj_rank", 4}});
+  json["hybrid_override_pattern"] = "2x(GKA-GDN-M2)-SWA-KDA-MESA-GLA-RET-LA-DN";
+  json["sliding_window"] = 16;
+  json["eos_token_id"] = {3, 5};
+  json["mamba2_config"] = {{"state_size", 32}};
+  json["transformers_version"] = "5.0";
+  const auto written = to_json(parse(json));
+  EXPECT_EQ(to_json(parse(written)), written);
+  EXPECT_EQ(written["transformers_version"], "5.0");
+  const auto again = parse(written);
+  EXPECT_EQ(again.mixer.gka.num_iter, 12);
+  EXPECT_EQ(again.mixer.gka.beta_weight, layers::BetaWeight::paper);
+  EXPECT_FALSE(again.mixer.gka.use_gate);
+  EXPECT_EQ(again.mixer.gka.kv_proj_rank, 4);
+  EXPECT_EQ(again.mixer.mamba2.state_size, 32);
+  EXPECT_EQ(again.eos_token_id, (std::vector<std::int64_t>{3, 5}));
+  EXPECT_EQ(again.blocks(), 13);
+}
+
+TEST(Config, AWrittenFileHasThePublishedKeysAndNoOthersAtTheirDefaults) {
+  const auto written = to_json(parse(smallest()));
+  for (const char* key : {"architectures", "model_type", "hybrid_override_pattern", "layer_types", "rope_parameters"}) {
+    EXPECT_TRUE(written.contains(key)) << key;
+  }
+  EXPECT_TRUE(written["gka_config"].contains("ridge_strength"));
+  for (const char* key : {"beta_weight", "sketch_dim", "ridge_mode"}) EXPECT_FALSE(written["gka_config"].contains(key));
+  EXPECT_FALSE(written.contains("gdn_config"));
+}
+
+TEST(Config, AnUnknownKeyOfATrainingFileIsAnsweredWithTheNearest) {
+  EXPECT_ERROR(parse(with("hiden_size", 3)),
+               "the key 'hiden_size' of model.json is unknown; did you mean 'hidden_size'?");
+  EXPECT_ERROR(parse(with("gka_confg", Json::object())), "did you mean 'gka_config'?");
+  EXPECT_ERROR(parse(with("gka_config", {{"num_iters", 3}})),
+               "the key 'num_iters' of 'gka_config' of model.json is unknown; did you mean 'num_iter'?");
+}
+
+TEST(Config, UnknownKeysOfACheckpointAreOneLineOfWarning) {
+  std::vector<std::string> warnings;
+  auto json = with("frobnication", true);
+  json["gka_config"] = {{"wobble", 1}, {"chunk_size", 64}};
+  const auto config =
+      parse_checkpoint_config(json, "config.json", [&](const std::string& line) { warnings.push_back(line); });
+  EXPECT_EQ(warnings, std::vector<std::string>{"config.json has keys that gka does not know and ignores: frobnication, "
+                                               "gka_config.wobble"});
+  EXPECT_EQ(to_json(config)["frobnication"], true);
+}
+
+TEST(Config, LayersThatAreNotSupportedAreNamed) {
+  EXPECT_ERROR(parse(with("hybrid_override_pattern", "*-BMF")), "layer 1 of model.json has the type 'BMF'");
+  EXPECT_ERROR(parse(with("hybrid_override_pattern", "GKA*-*")), "'GKA*', which is a fused pair");
+  EXPECT_ERROR(parse(with("hybrid_override_pattern", "GKB")), "'GKB', which is not known; the types are *, SWA, GKA");
+}
+
+TEST(Config, OverridesWin) {
+  auto json = with("gka_config", {{"num_iter", 30}, {"use_gate", false}});
+  json["gka_overrides"] = {{"num_iter", 10}};
+  EXPECT_EQ(parse(json).mixer.gka.num_iter, 10);
+  EXPECT_FALSE(parse(json).mixer.gka.use_gate);
+  EXPECT_EQ(parse(with("gka_overrides", {{"num_iter", 7}})).mixer.gka.num_iter, 7);
+  EXPECT_ERROR(parse(with("gka_overrides", {{"num_itr", 7}})), "did you mean 'num_iter'?");
+}
+
+TEST(Config, RotarySettingsComeInTwoForms) {
+  EXPECT_EQ(parse(with("rope_theta", 5e5)).mixer.rope_theta, 5e5);
+  EXPECT_EQ(parse(with("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e6}})).mixer.rope_theta, 1e6);
+  EXPECT_ERROR(parse(with("rope_parameters", {{"rope_type", "yarn"}})), "'yarn'");
+  EXPECT_ERROR(parse(with("rope_scaling", {{"factor", 2}})), "'rope_scaling'");
+  EXPECT_EQ(parse(with("rope_scaling", nullptr)).mixer.hidden_size, 64);
+}
+
+TEST(Config, APlainQwen3FileIsAttentionThroughout) {
+  auto json = without("hybrid_override_pattern");
+  json["num_hidden_layers"] = 3;
+  EXPECT_EQ(parse(json).layer_types, (std::vector<std::string>{"*", "*", "*"}));
+  json["layer_types"] = {"full_attention", "sliding_attention", "full_attention"};
+  json["sliding_window"] = 9;
+  EXPECT_EQ(parse(json).layer_types, (std::vector<std::string>{"*", "SWA", "*"}));
+}
+
+TEST(Config, WhatMakesNoSenseIsRefusedInASentence) {
+  EXPECT_ERROR(parse(without("vocab_size")), "'vocab_size' of model.json is missing");
+  EXPECT_ERROR(parse(without("hybrid_override_pattern")), "has no layers: it needs 'hybrid_override_pattern'");
+  EXPECT_ERROR(parse(without("intermediate_size")), "'intermediate_size'");
+  EXPECT_ERROR(parse(with("hidden_size", -4)), "must be above 0, and is -4");
+  EXPECT_ERROR(parse(with("hidden_size", "wide")),
+               R"('hidden_size' of model.json takes a whole number, and is "wide")");
+  EXPECT_ERROR(parse(with("num_hidden_layers", 5)), "is 5, and its pattern has 2 layers");
+  EXPECT_ERROR(parse(with("layer_types", {"GKA", "GKA"})), "say different things");
+  EXPECT_ERROR(parse(with("num_key_value_heads", 3)), "must be a multiple of 'num_key_value_heads'");
+  EXPECT_ERROR(parse(with("hybrid_override_pattern", "SWA")), "'sliding_window' of model.json is missing");
+  EXPECT_ERROR(parse(with("eos_token_id", 100)), "outside the vocabulary of 100 tokens");
+  EXPECT_ERROR(parse(with("eos_token_id", "end")), "takes a token number or a list of them");
+  EXPECT_ERROR(parse(with("hidden_act", "gelu")), "'gelu'; gka has 'silu'");
+  EXPECT_ERROR(parse(with("gka_config", 3)), "'gka_config' of model.json takes a JSON object");
+  EXPECT_ERROR(parse(with("gka_config", {{"solver_type", "jacobi"}})), "one of chebyshev, conjugate_gradient");
+  EXPECT_ERROR(parse(Json::array()), "does not hold a JSON object");
+}
+
+TEST(Config, Mamba2AloneNeedsNoMlp) {
+  auto json = without("intermediate_size");
+  json["hybrid_override_pattern"] = "2xM2";
+  EXPECT_EQ(parse(json).intermediate_size, 0);
+  json["mlp_everywhere"] = true;
+  EXPECT_ERROR(parse(json), "'intermediate_size'");
+}
+
+TEST(Config, BrokenJsonIsShownWithItsLine) {
+  const Scratch folder;
+  write_text(folder / "bad.json", "{\n  \"a\": 1,\n  oops\n}");
+  EXPECT_ERROR(read_json(folder / "bad.json"), "bad.json is not valid JSON: there is a mistake in line 3");
+  EXPECT_ERROR(read_json(folder / "none.json"), "cannot open");
+}
+
+TEST(Config, PublishedFilesAreReadWithoutAWarning) {
+  SKIP_WITHOUT_GOLDENS();
+  for (const char* name : {"tiny-hqwen3-gka", "tiny-hqwen3-gdn"}) {
+    const auto path = goldens() / name / "config.json";
+    const auto config = parse_training_config(read_json(path), path.string());
+    EXPECT_EQ(config.blocks(), 4);
+    EXPECT_EQ(config.mixer.rope_theta, 1e6);
+    EXPECT_EQ(config.mixer.num_key_value_heads, 2);
+  }
+}
+
+}  // namespace
+}  // namespace gka::models::test
