@@ -1,0 +1,172 @@
+"""Draws the curves of training runs into one picture: what ``gka plot`` starts.
+
+It is run as a program and imports nothing of gka, so that a plot does not wait for torch.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+# Name on the command line: (the key per step, the key per evaluation, the axis' label, logarithmic).
+QUANTITIES = {
+    "loss": ("loss", "eval_loss", "loss (nats per token)", False),
+    "accuracy": ("accuracy", "eval_accuracy", "accuracy (exact match)", False),
+    "learning_rate": ("learning_rate", None, "learning rate", False),
+    "gradient_norm": ("gradient_norm", None, "length of the gradient", True),
+    "tokens_per_second": ("tokens_per_second", None, "tokens per second", False),
+    "memory": ("memory_bytes", None, "memory (bytes)", False),
+}
+HORIZONTAL = {"step": ("step", "step"), "tokens": ("tokens", "tokens"), "time": ("seconds", "time (s)")}
+
+# Colours that stay apart for readers who do not see red and green (Okabe and Ito).
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+STYLE = {
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e5e5e5",
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#888888",
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "legend.frameon": False,
+    "figure.dpi": 150,
+}
+
+
+def fail(sentence):
+    sys.exit(f"gka plot: {sentence}")
+
+
+def read_run(folder):
+    """The lines of a run's metrics; a kill may have left half a line at the end."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        fail(f"'{folder}' holds no run: it has no metrics.jsonl; `gka runs` lists the runs there are.")
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    if not lines:
+        fail(f"the run '{folder}' has not finished a step yet; plot it later.")
+    return lines
+
+
+def short_names(folders):
+    """The last part of each path, with as many more in front as it takes to tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return names
+
+
+def series(lines, across, key):
+    points = [(line[across], line[key]) for line in lines if line.get(key) is not None and line.get(across) is not None]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def smooth(values, reach):
+    """The mean of each value and up to `reach` on either side: centred, so a falling curve is not drawn late."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    ranges = [(max(0, i - reach), min(len(values), i + reach + 1)) for i in range(len(values))]
+    return [(sums[high] - sums[low]) / (high - low) for low, high in ranges]
+
+
+def draw(axes, lines, name, colour, across, quantity):
+    """One run in one panel: its steps as a smoothed line over a faint one, its evaluations as dots."""
+    per_step, per_evaluation, _, _ = QUANTITIES[quantity]
+    x, y = series(lines, across, per_step)
+    evaluated = series(lines, across, per_evaluation) if per_evaluation else ([], [])
+    label = name
+    if y:
+        noisy = quantity != "learning_rate" and len(y) > 50
+        if noisy:
+            axes.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
+        axes.plot(x, smooth(y, len(y) // 100) if noisy else y, color=colour, linewidth=1.8, label=label)
+        label = None
+    if evaluated[1]:
+        style = "--" if y else "-"
+        axes.plot(*evaluated, style, marker="o", markersize=4, color=colour, linewidth=1.2, label=label)
+    return bool(y), bool(evaluated[1])
+
+
+def axis_in_powers(axis):
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_major_formatter(EngFormatter(sep=""))
+
+
+def plot(folders, output, across, quantities):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    runs = dict(zip(short_names(folders), map(read_run, folders), strict=True))
+    if not quantities:
+        measured = any("eval_accuracy" in line for lines in runs.values() for line in lines)
+        quantities = ["loss", "accuracy"] if measured else ["loss"]
+    key, label = HORIZONTAL[across]
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            1, len(quantities), figsize=(6.4 * len(quantities), 4.2), squeeze=False, layout="constrained"
+        )
+        for axes, quantity in zip(panels[0], quantities, strict=True):
+            drawn = [
+                draw(axes, lines, name, COLOURS[i % len(COLOURS)], key, quantity)
+                for i, (name, lines) in enumerate(runs.items())
+            ]
+            if not any(map(any, drawn)):
+                fail(f"none of the runs has measured '{quantity}'; leave it out of --y.")
+            if all(map(any, zip(*drawn, strict=True))):
+                axes.plot([], [], color="#888888", linewidth=1.8, label="training")
+                axes.plot([], [], "--", marker="o", markersize=4, color="#888888", linewidth=1.2, label="evaluation")
+            axes.set(xlabel=label, ylabel=QUANTITIES[quantity][2])
+            axes.set_xlim(left=0)
+            if quantity == "accuracy":
+                axes.set_ylim(-0.02, 1.02)
+            if QUANTITIES[quantity][3]:
+                axes.set_yscale("log")
+            axis_in_powers(axes.xaxis)
+        handles, names = panels[0][0].get_legend_handles_labels()
+        if len(runs) <= 6:
+            panels[0][0].legend(handles, names)
+        else:
+            figure.legend(handles, names, loc="outside right center")
+        try:
+            figure.savefig(output)
+        except (OSError, ValueError) as error:
+            fail(f"cannot write '{output}': {error}")
+
+
+def comma_separated(text):
+    words = text.split(",")
+    for word in words:
+        if word not in QUANTITIES:
+            raise argparse.ArgumentTypeError(f"there is no '{word}'; it takes {', '.join(QUANTITIES)}")
+    return words
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="gka plot")
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--x", choices=HORIZONTAL, default="step")
+    parser.add_argument("--y", type=comma_separated)
+    arguments = parser.parse_args()
+    try:
+        plot(arguments.runs, arguments.output, arguments.x, arguments.y)
+    except ModuleNotFoundError as error:
+        fail(f"plots need {error.name}, which {sys.executable} does not have: `pip install {error.name}`.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+#include "train/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "base/files.h"
+#include "base/hash.h"
+
+namespace gka::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kChecksums = "CHECKSUMS.xxh64";
+constexpr std::string_view kUnfinished = ".unfinished-";
+constexpr std::string_view kStep = "step-";
+
+std::string checksum_of(const fs::path& file) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash64(MappedFile(file).text())));
+  return text;
+}
+
+/// To the disk, whoever wrote it; for a folder that is the names in it.
+void flush(const fs::path& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.open() || ::fsync(file.get()) != 0) throw file_error("write", path);
+}
+
+std::vector<fs::path> files_in(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file() && entry.path().filename() != kChecksums) files.push_back(entry.path());
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
+void write_checksums(const fs::path& folder) {
+  std::string text;
+  for (const auto& file : files_in(folder)) {
+    flush(file);
+    text += checksum_of(file) + "  " + fs::relative(file, folder).string() + "\n";
+  }
+  write_text(folder / kChecksums, text);
+}
+
+}  // namespace
+
+void write_folder(const fs::path& folder, const std::function<void(const fs::path&)>& fill) {
+  const auto parent = folder.parent_path();
+  const auto unfinished = parent / (std::string(kUnfinished) + folder.filename().string());
+  fs::create_directories(parent);
+  fs::remove_all(unfinished);
+  try {
+    fs::create_directory(unfinished);
+    fill(unfinished);
+    write_checksums(unfinished);
+    flush(unfinished);
+    fs::rename(unfinished, folder);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(unfinished, ignored);
+    throw;
+  }
+  flush(parent);
+}
+
+bool has_checksums(const fs::path& folder) { return fs::exists(folder / kChecksums); }
+
+void verify_folder(const fs::path& folder) {
+  if (!fs::is_directory(folder)) throw std::runtime_error("there is no checkpoint '" + folder.string() + "'");
+  const auto damaged = [&](const std::string& why) {
+    return std::runtime_error("the checkpoint '" + folder.string() + "' is damaged: " + why);
+  };
+  if (!has_checksums(folder)) throw damaged("it has no " + std::string(kChecksums));
+  std::istringstream lines(read_text(folder / kChecksums));
+  std::string checksum, name;
+  while (lines >> checksum >> name) {
+    if (!fs::exists(folder / name)) throw damaged(name + " is missing");
+    if (checksum_of(folder / name) != checksum) throw damaged(name + " is not what was written (its checksum differs)");
+  }
+}
+
+fs::path checkpoint_path(const fs::path& run, std::int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof(name), "%s%09lld", kStep.data(), static_cast<long long>(step));
+  return run / "checkpoints" / name;
+}
+
+std::vector<SavedStep> list_checkpoints(const fs::path& run) {
+  std::vector<SavedStep> saved;
+  const auto folder = run / "checkpoints";
+  if (!fs::is_directory(folder)) return saved;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    if (!entry.is_directory() || !name.starts_with(kStep)) continue;
+    std::int64_t step = 0;
+    const auto* end = name.data() + name.size();
+    const auto read = std::from_chars(name.data() + kStep.size(), end, step);
+    if (read.ec == std::errc() && read.ptr == end) saved.push_back({step, entry.path()});
+  }
+  std::ranges::sort(saved, {}, &SavedStep::step);
+  return saved;
+}
+
+fs::path latest_path(const fs::path& run) { return run / "latest"; }
+
+void point_to_latest(const fs::path& run, const fs::path& checkpoint) {
+  const auto beside = run / ".latest";
+  fs::remove(beside);
+  fs::create_directory_symlink(fs::relative(checkpoint, run), beside);
+  fs::rename(beside, latest_path(run));
+}
+
+void tidy_checkpoints(const fs::path& run, std::size_t keep) {
+  const auto folder = run / "checkpoints";
+  if (!fs::is_directory(folder)) return;
+  auto saved = list_checkpoints(run);
+  if (saved.size() > keep) {
+    saved.resize(saved.size() - keep);
+    // Renamed first: a folder of which half is removed must not look like a checkpoint.
+    for (const auto& old : saved)
+      fs::rename(old.path, folder / (std::string(kUnfinished) + old.path.filename().string()));
+  }
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().filename().string().starts_with(kUnfinished)) fs::remove_all(entry.path());
+  }
+}
+
+}  // namespace gka::train

@@ -1,0 +1,76 @@
+// The folder of a run: who trains into it, how it stands, and what it measured.
+//
+//   train.json      every setting, after defaults and --set
+//   run.json        how it stands
+//   metrics.jsonl   one line per step
+//   checkpoints/    step-000001000, …
+//   lock            held by the process that trains; the system lets go of it however that process ends
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fields.h"
+#include "base/files.h"
+
+namespace gka::train {
+
+/// Held while an object of this kind lives.
+class RunLock {
+ public:
+  /// Throws a sentence with the other process's number where one trains into the folder.
+  explicit RunLock(const std::filesystem::path& run);
+
+  /// Whether some process holds the lock of this folder.
+  static bool is_held(const std::filesystem::path& run);
+
+  /// The file of a lock that will not be needed again.
+  static void remove(const std::filesystem::path& run);
+
+ private:
+  Descriptor file_;
+};
+
+/// metrics.jsonl, one JSON object per line and step.
+class MetricsFile {
+ public:
+  /// Keeps the lines up to `last_step` and appends after them.
+  MetricsFile(const std::filesystem::path& run, std::int64_t last_step);
+  void append(const Json& line);
+  /// To the disk.
+  void flush();
+
+ private:
+  std::filesystem::path path_;
+  Descriptor file_;
+};
+
+/// The complete lines of a run's metrics.jsonl; none where there is no such file.
+std::vector<Json> read_metrics(const std::filesystem::path& run);
+
+enum class RunState : std::uint8_t { running, finished, stopped, failed };
+inline constexpr std::array kRunStates{"running", "finished", "stopped", "failed"};
+
+/// Notes in run.json how the run of so many steps stands; `message` says why it failed.
+void write_state(const std::filesystem::path& run, RunState state, std::int64_t steps, const std::string& message = {});
+
+struct RunSummary {
+  std::filesystem::path path;
+  std::string state;  // a name of RunState, or "killed": it was running and no process holds its lock
+  std::int64_t step = 0, steps = 0;
+  std::optional<double> loss, eval_loss, accuracy;
+  double seconds = 0;
+  std::string message;
+};
+
+bool is_run(const std::filesystem::path& folder);
+RunSummary summarise_run(const std::filesystem::path& run);
+
+/// The runs at `folder` and below it, by path.
+std::vector<RunSummary> list_runs(const std::filesystem::path& folder);
+
+}  // namespace gka::train

@@ -1,0 +1,495 @@
+// The loop: a batch in parts through the model, the gradient clipped, a step of AdamW, a line of metrics; now and then
+// an evaluation and a checkpoint.
+//
+// All that decides what comes next is in the checkpoint: weights, the optimiser's averages, the position in the data
+// and torch's random numbers. Evaluation reads a source of its own and changes none of these.
+#include "train/trainer.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
+
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <iterator>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+#include "data/source.h"
+#include "models/checkpoint.h"
+#include "models/decoder.h"
+#include "train/adamw.h"
+#include "train/checkpoint.h"
+#include "train/device.h"
+#include "train/fault.h"
+#include "train/progress.h"
+#include "train/run.h"
+#include "train/schedule.h"
+#include "train/stop.h"
+#include "train/text.h"
+
+namespace gka::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kOptimiser = "optimizer.safetensors";
+constexpr const char* kProgress = "trainer.json";
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string how_to_continue(const fs::path& run) { return "`gka train " + run.string() + " --resume`"; }
+
+/// Sources draw from the run's seed unless the file gives them one.
+std::unique_ptr<data::Source> open_seeded(Json source, std::uint64_t seed, data::Split split) {
+  if (!source.contains("seed")) source["seed"] = seed;
+  return data::open_source(nlohmann::json(source), split);
+}
+
+at::Generator seeded_generator(at::Device device, std::uint64_t seed) {
+  auto generator = at::globalContext().defaultGenerator(device);
+  generator.set_current_seed(seed);
+  return generator;
+}
+
+/// Seeds all of torch, and draws the weights from a CPU's numbers whatever the device: they are the same everywhere.
+models::Decoder draw_model(const Config& config, const Compute& compute) {
+  seeded_generator(compute.device, config.seed);
+  const auto generator = seeded_generator(at::kCPU, config.seed);
+  return models::Decoder(
+      models::parse_training_config(config.model, "model"),
+      {.device = compute.device, .dtype = compute.parameters, .generator = generator, .requires_grad = true});
+}
+
+/// The folder with weights that `from` means: a checkpoint or a model itself, or a run, whose newest checkpoint counts.
+fs::path folder_of_weights(const fs::path& from) {
+  if (!is_run(from)) return from;
+  const auto saved = list_checkpoints(from);
+  if (saved.empty()) throw std::runtime_error("the run '" + from.string() + "' has no checkpoint to start from yet.");
+  return saved.back().path;
+}
+
+class Trainer {
+ public:
+  Trainer(const Config& config, Start start, const StopSignals& signals);
+  Outcome run();
+
+ private:
+  struct Measured {
+    double loss, gradient_norm;
+    std::int64_t tokens;
+  };
+  struct Evaluation {
+    double loss, accuracy;
+  };
+  struct Parts {
+    std::vector<data::Batch> batches;
+    std::int64_t targets = 0, tokens = 0;
+    std::int64_t position = 0;  // of the source before them
+  };
+
+  void start_from(const fs::path& folder);
+  void resume_from(const SavedStep& saved);
+  void save();
+  void save_files(const fs::path& folder) const;
+  std::string say_start() const;
+
+  models::Loss loss_of(const data::Batch& batch, const models::LossOptions& options) const;
+  models::ForwardOptions forward_options() const;
+  layers::Sequences sequences_of(const data::Batch& batch) const;
+  Parts next_parts();
+  at::Tensor backward(const Parts& parts);
+  Measured step();
+  Evaluation evaluate();
+  void report(const Measured& measured, const std::optional<Evaluation>& evaluation, double seconds);
+  [[noreturn]] void explain_not_finite(const Parts& parts, double loss) const;
+  bool due(std::int64_t every) const { return every > 0 && (step_ % every == 0 || step_ == config_.steps); }
+
+  const Config& config_;
+  const StopSignals& signals_;
+  Compute compute_;
+  Determinism determinism_;
+  models::Decoder decoder_;
+  AdamW optimiser_;
+  Schedule schedule_;
+  std::unique_ptr<data::Source> source_, eval_source_;
+  Progress progress_;
+  std::optional<MetricsFile> metrics_;
+  std::optional<Parts> upcoming_;  // already taken from the source, not yet trained on
+
+  std::int64_t step_ = 0, tokens_ = 0, saved_step_ = 0;
+  bool reached_ = false;  // stop_accuracy
+  double seconds_ = 0, step_seconds_ = 0;
+  Clock::time_point begun_ = Clock::now();
+};
+
+Trainer::Trainer(const Config& config, Start start, const StopSignals& signals)
+    : config_(config),
+      signals_(signals),
+      compute_(choose_compute(config)),
+      determinism_(compute_.device),
+      decoder_(draw_model(config, compute_)),
+      optimiser_(decoder_.parameters().all(),
+                 {.betas = config.betas, .eps = config.eps, .weight_decay = config.weight_decay, .clip = config.clip}),
+      schedule_{.peak = config.learning_rate,
+                .warmup = config.warmup,
+                .final = config.final_learning_rate,
+                .steps = config.steps},
+      source_(open_seeded(config.data, config.seed, data::Split::train)),
+      progress_(stderr, config.log_every) {
+  if (config.eval_every > 0) {
+    eval_source_ =
+        open_seeded(config.eval_data.is_null() ? config.data : config.eval_data, config.seed, data::Split::eval);
+  }
+  for (const auto* source : {source_.get(), eval_source_.get()}) {
+    if (source && source->vocab_size() > decoder_.config().vocab_size) {
+      throw std::runtime_error("the data has tokens up to " + std::to_string(source->vocab_size() - 1) +
+                               ", but the model's vocab_size is " + std::to_string(decoder_.config().vocab_size) +
+                               "; set model.vocab_size to at least " + std::to_string(source->vocab_size()) + ".");
+    }
+  }
+  if (const auto longest = source_->longest(config.length); longest != config.length) {
+    throw std::runtime_error("length is " + std::to_string(config.length) +
+                             ", but the longest sequence of the data has " + std::to_string(longest) +
+                             " tokens; set length=" + std::to_string(longest) + ".");
+  }
+  tidy_checkpoints(config.output, list_checkpoints(config.output).size());
+  const auto saved = list_checkpoints(config.output);
+  if (!config.from.empty() && saved.empty()) start_from(config.from);
+  if (start == Start::resume && !saved.empty()) resume_from(saved.back());
+}
+
+std::string Trainer::say_start() const {
+  const auto type = compute_.activations == at::kFloat    ? "float32"
+                    : compute_.activations == at::kDouble ? "float64"
+                                                          : "bfloat16";
+  return config_.output.string() + ": " + short_count(static_cast<double>(decoder_.parameters().count())) +
+         " parameters, " + type + " on " + compute_.device.str() + "; " + source_->describe() + "; " +
+         (step_ > 0 ? "continues after step " + std::to_string(step_) + " of " : "") + std::to_string(config_.steps) +
+         " steps of " + short_count(static_cast<double>(config_.batch_tokens)) + " tokens";
+}
+
+void Trainer::start_from(const fs::path& from) {
+  const auto folder = folder_of_weights(from);
+  if (!fs::is_directory(folder)) {
+    throw std::runtime_error("there is no checkpoint '" + folder.string() + "' to start from; check the path.");
+  }
+  if (has_checksums(folder)) verify_folder(folder);
+  models::load_weights(decoder_, models::Weights(folder), [&](const std::string& line) { progress_.say(line); });
+}
+
+void Trainer::resume_from(const SavedStep& saved) {
+  try {
+    verify_folder(saved.path);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(std::string(error.what()) + "; remove that folder, and " +
+                             how_to_continue(config_.output) + " goes on from the checkpoint before it.");
+  }
+  models::load_weights(decoder_, models::Weights(saved.path), [&](const std::string& line) { progress_.say(line); });
+  const auto state = models::SafetensorsFile(saved.path / kOptimiser).tensors();
+  optimiser_.load(state);
+  for (const auto device : {at::Device(at::kCPU), compute_.device}) {
+    const auto random = state.find("random." + device.str());
+    if (random == state.end()) continue;
+    auto generator = at::globalContext().defaultGenerator(device);
+    generator.set_state(random->second.clone());
+  }
+  const auto progress = models::read_json(saved.path / kProgress);
+  step_ = saved_step_ = progress.at("step").get<std::int64_t>();
+  tokens_ = progress.at("tokens").get<std::int64_t>();
+  seconds_ = progress.at("seconds").get<double>();
+  reached_ = progress.at("finished").get<bool>();
+  source_->seek(progress.at("position").get<std::int64_t>());
+  if (const auto threads = progress.at("threads").get<int>();
+      compute_.device.is_cpu() && threads != at::get_num_threads()) {
+    progress_.say("note: this run was trained with " + std::to_string(threads) + " threads and continues with " +
+                  std::to_string(at::get_num_threads()) + "; the last bits of its numbers may differ.");
+  }
+}
+
+void Trainer::save_files(const fs::path& folder) const {
+  models::save_model(decoder_, folder);
+  fault_point("save", step_);
+  auto state = optimiser_.state();
+  for (const auto device : {at::Device(at::kCPU), compute_.device}) {
+    state["random." + device.str()] = at::globalContext().defaultGenerator(device).get_state();
+  }
+  models::write_safetensors(folder / kOptimiser, state);
+  const Json progress{{"step", step_},
+                      {"tokens", tokens_},
+                      {"seconds", seconds_},
+                      {"position", upcoming_ ? upcoming_->position : source_->position()},
+                      {"finished", reached_ || step_ == config_.steps},
+                      {"threads", at::get_num_threads()},
+                      {"settings", config_.settings}};
+  write_text(folder / kProgress, progress.dump(2) + "\n");
+}
+
+void Trainer::save() {
+  if (saved_step_ == step_) return;
+  try {
+    metrics_->flush();
+    const auto folder = checkpoint_path(config_.output, step_);
+    write_folder(folder, [&](const fs::path& unfinished) { save_files(unfinished); });
+    fault_point("saved", step_);
+    point_to_latest(config_.output, folder);
+    saved_step_ = step_;
+    tidy_checkpoints(config_.output, static_cast<std::size_t>(config_.keep));
+  } catch (const std::exception& error) {
+    const auto before = list_checkpoints(config_.output);
+    throw std::runtime_error("step " + std::to_string(step_) + " could not be saved (" + error.what() +
+                             "); make room there, then " + how_to_continue(config_.output) + " goes on " +
+                             (before.empty() ? std::string("from the beginning.")
+                                             : "after step " + std::to_string(before.back().step) + "."));
+  }
+}
+
+models::ForwardOptions Trainer::forward_options() const {
+  models::ForwardOptions options;
+  options.recompute = config_.checkpoint_activations;
+  options.dtype = compute_.activations;
+  return options;
+}
+
+layers::Sequences Trainer::sequences_of(const data::Batch& batch) const {
+  if (batch.cu_seqlens.defined()) return layers::Sequences::packed(batch.cu_seqlens, compute_.device);
+  return layers::Sequences::rows(batch.inputs.size(0), batch.inputs.size(1), compute_.device);
+}
+
+models::Loss Trainer::loss_of(const data::Batch& batch, const models::LossOptions& options) const {
+  const auto output = decoder_.forward(batch.inputs, sequences_of(batch), forward_options());
+  return decoder_.loss(output.hidden, batch.targets, options);
+}
+
+Trainer::Parts Trainer::next_parts() {
+  Parts parts;
+  parts.position = source_->position();
+  for (std::int64_t i = 0; i < config_.accumulation; ++i) {
+    const auto& batch = parts.batches.emplace_back(source_->next(config_.micro_batch(), config_.length));
+    parts.targets += batch.targets.ne(models::kIgnored).sum().item<std::int64_t>();
+    parts.tokens += batch.inputs.numel();
+  }
+  return parts;
+}
+
+at::Tensor Trainer::backward(const Parts& parts) try {
+  optimiser_.zero_gradients();
+  at::Tensor total;
+  for (const auto& batch : parts.batches) {
+    // Divided by the targets of all parts: however a batch is cut, every target counts the same.
+    const auto loss = loss_of(batch, {.divisor = static_cast<double>(std::max<std::int64_t>(1, parts.targets))});
+    loss.mean.backward();
+    total = total.defined() ? total.add(loss.mean.detach()) : loss.mean.detach();
+  }
+  return total;
+} catch (const models::LayerError& error) {
+  // On the CPU an operator refuses a NaN before it reaches the loss.
+  const std::string text = error.what();
+  if (text.find("nan") == std::string::npos && text.find("inf") == std::string::npos) throw;
+  explain_not_finite(parts, std::nan(""));
+}
+
+Trainer::Measured Trainer::step() {
+  const auto parts = upcoming_ ? std::move(*upcoming_) : next_parts();
+  upcoming_.reset();
+  const auto total = backward(parts);
+  fault_point("step", step_);
+  const auto norm = optimiser_.step(schedule_(step_));
+  const auto both = at::stack({total.to(at::kDouble), norm});
+  if (step_ < config_.steps) upcoming_ = next_parts();  // while a GPU is still busy
+  const auto read = both.cpu();                         // the one moment a step waits for it
+  const Measured measured{read[0].item<double>(), read[1].item<double>(), parts.tokens};
+  if (!std::isfinite(measured.loss) || !std::isfinite(measured.gradient_norm)) explain_not_finite(parts, measured.loss);
+  return measured;
+}
+
+void Trainer::explain_not_finite(const Parts& parts, double loss) const {
+  const at::NoGradGuard no_gradients;
+  auto options = forward_options();
+  options.recompute = false;
+  std::string where;
+  for (const auto& part : parts.batches) {
+    if (!where.empty()) break;
+    if (const auto name = first_not_finite(decoder_, part.inputs, sequences_of(part), options)) {
+      where = "the first values that are not finite are those of " + *name;
+    }
+  }
+  // The backward pass goes from the last parameter to the first.
+  const auto& parameters = decoder_.parameters().all();
+  for (auto parameter = parameters.rbegin(); parameter != parameters.rend() && where.empty(); ++parameter) {
+    const auto& gradient = parameter->value.grad();
+    if (gradient.defined() && !gradient.isfinite().all().item<bool>()) {
+      where =
+          "all layers put out finite values, and the first gradient that is not finite is that of " + parameter->name;
+    }
+  }
+  if (where.empty()) where = "every layer and gradient is finite, but their sum is not";
+  const auto saved = list_checkpoints(config_.output);
+  throw std::runtime_error(print("the loss is %g at step %lld: ", loss, static_cast<long long>(step_)) + where +
+                           "; start a new run with a lower learning_rate (it was " +
+                           print("%g", config_.learning_rate) + ") or more warmup" +
+                           (saved.empty()
+                                ? std::string(".")
+                                : ", with --from " + saved.back().path.string() + " to keep what was learned."));
+}
+
+Trainer::Evaluation Trainer::evaluate() {
+  const at::NoGradGuard no_gradients;
+  eval_source_->seek(0);
+  double loss = 0;
+  data::Accuracy accuracy;
+  for (std::int64_t i = 0; i < config_.eval_batches; ++i) {
+    const auto batch = eval_source_->next(config_.micro_batch(), config_.length);
+    const auto part = loss_of(batch, {.predict = true});
+    const auto right = data::accuracy(part.predicted.cpu(), batch.targets);
+    loss += part.mean.item<double>() * static_cast<double>(right.tokens);
+    accuracy += right;
+  }
+  const bool task = (config_.eval_data.is_null() ? config_.data : config_.eval_data).contains("task");
+  return {loss / static_cast<double>(std::max<std::int64_t>(1, accuracy.tokens)),
+          task ? accuracy.exact_match() : accuracy.token_accuracy()};
+}
+
+void Trainer::report(const Measured& measured, const std::optional<Evaluation>& evaluation, double seconds) {
+  // Over about the last twenty steps, so that the time left does not jump.
+  step_seconds_ = step_seconds_ == 0 ? seconds : 0.95 * step_seconds_ + 0.05 * seconds;
+  StepReport report{.step = step_,
+                    .steps = config_.steps,
+                    .loss = measured.loss,
+                    .learning_rate = schedule_(step_),
+                    .gradient_norm = measured.gradient_norm,
+                    .tokens_per_second = static_cast<double>(measured.tokens) / seconds,
+                    .memory_bytes = memory_in_use(compute_.device),
+                    .seconds_left = step_seconds_ * static_cast<double>(config_.steps - step_),
+                    .eval_loss = {},
+                    .eval_accuracy = {}};
+  Json line{{"step", step_},
+            {"tokens", tokens_},
+            {"loss", report.loss},
+            {"learning_rate", report.learning_rate},
+            {"gradient_norm", report.gradient_norm},
+            {"tokens_per_second", std::round(report.tokens_per_second)},
+            {"memory_bytes", report.memory_bytes},
+            {"seconds", seconds_}};
+  if (evaluation) {
+    line["eval_loss"] = *(report.eval_loss = evaluation->loss);
+    line["eval_accuracy"] = *(report.eval_accuracy = evaluation->accuracy);
+  }
+  metrics_->append(line);
+  progress_.step(report);
+}
+
+Outcome Trainer::run() {
+  metrics_.emplace(config_.output, step_);
+  progress_.say(say_start());
+  const double seconds_before = seconds_;
+  while (step_ < config_.steps && !reached_) {
+    const auto started = Clock::now();
+    ++step_;
+    const auto measured = step();
+    const double seconds = seconds_since(started);
+    tokens_ += measured.tokens;
+
+    std::optional<Evaluation> evaluation;
+    if (eval_source_ && due(config_.eval_every)) evaluation = evaluate();
+    reached_ = evaluation && config_.stop_accuracy && evaluation->accuracy >= *config_.stop_accuracy;
+    seconds_ = seconds_before + seconds_since(begun_);
+    report(measured, evaluation, seconds);
+
+    const bool stop = signals_.received() != 0;
+    if (stop || reached_ || step_ == config_.steps || due(config_.checkpoint_every)) save();
+    if (stop && !reached_ && step_ < config_.steps) {
+      progress_.say("stopped after step " + std::to_string(step_) + ", saved; " + how_to_continue(config_.output) +
+                    " goes on from there.");
+      return Outcome::stopped;
+    }
+  }
+  progress_.say("finished after step " + std::to_string(step_) + " in " + short_duration(seconds_) +
+                "; the weights are in " + latest_path(config_.output).string());
+  return Outcome::finished;
+}
+
+/// A new run needs a folder without one; a run to be continued must be the same one.
+void check_folder(const Config& config, Start start) {
+  const auto& run = config.output;
+  if (start == Start::fresh) {
+    if (!is_run(run)) return;
+    throw std::runtime_error("'" + run.string() + "' already holds a run; " + how_to_continue(run) +
+                             " continues it, --set output=FOLDER starts another one elsewhere.");
+  }
+  const auto before = parse(read_settings(run));
+  if (const auto key = first_difference(before.settings, config.settings)) {
+    const std::string name(*key);
+    throw std::runtime_error("the run in '" + run.string() + "' has another " + name + " (" +
+                             before.settings.at(name).dump().substr(0, 60) + ") than this one (" +
+                             config.settings.at(name).dump().substr(0, 60) + "); resume it with its own settings, " +
+                             how_to_continue(run) + ", or start a new run from its weights with --from " +
+                             run.string() + " --set output=FOLDER.");
+  }
+}
+
+void make_folder(const fs::path& run) {
+  std::error_code error;
+  fs::create_directories(run, error);
+  if (error) throw std::runtime_error("cannot make the folder '" + run.string() + "': " + error.message() + ".");
+}
+
+/// Leaves no trace of a run that never began; of one that did, a note of what went wrong. A full disk takes no notes,
+/// but the sentence still reaches the user.
+void note_failure(const Config& config, const std::string& sentence) noexcept {
+  try {
+    if (is_run(config.output)) {
+      write_state(config.output, RunState::failed, config.steps, sentence);
+    } else {
+      RunLock::remove(config.output);
+      fs::remove(config.output);
+    }
+  } catch (const std::exception&) {
+  }
+}
+
+/// torch's errors go on for many lines, and the first is the sentence. Where memory is short it says how much, not what
+/// to do.
+std::string sentence_of(const std::string& text) {
+  auto sentence = text.substr(0, text.find('\n'));
+  if (sentence.find("out of memory") != std::string::npos || sentence.find("allocate memory") != std::string::npos) {
+    sentence += " Raise accumulation, or set checkpoint_activations=true.";
+  }
+  return sentence;
+}
+
+}  // namespace
+
+Outcome train(const Config& config, Start start) {
+  const auto& run = config.output;
+  if (start == Start::resume && !is_run(run)) {
+    throw std::runtime_error("there is no run in '" + run.string() + "' to resume; leave out --resume to start one.");
+  }
+  make_folder(run);
+  const RunLock lock(run);
+  check_folder(config, start);
+  const auto failed = [&](const std::string& sentence) {
+    note_failure(config, sentence);
+    return std::runtime_error(sentence);
+  };
+  try {
+    const StopSignals signals;
+    Trainer trainer(config, start, signals);
+    if (start == Start::fresh) write_text(run / "train.json", config.settings.dump(2) + "\n");
+    write_state(run, RunState::running, config.steps);
+    const auto outcome = trainer.run();
+    write_state(run, outcome == Outcome::finished ? RunState::finished : RunState::stopped, config.steps);
+    return outcome;
+  } catch (const c10::Error& error) {
+    throw failed(sentence_of(error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    throw failed(sentence_of(error.what()));
+  }
+}
+
+}  // namespace gka::train

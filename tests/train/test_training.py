@@ -1,0 +1,103 @@
+"""Training learns, a second stage starts from a first one, and runs can be listed and plotted."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def mean_loss(lines):
+    return sum(line["loss"] for line in lines) / len(lines)
+
+
+def test_two_gka_layers_learn_to_recall(gka):
+    gka.write(steps=150, batch_tokens=1024, accumulation=1, eval_every=150, eval_batches=8)
+    gka.train("small.json", "--set", "model.vocab_size=32", "--set", "data.vocab_size=32")
+    lines = gka.metrics("runs/small")
+    assert lines[0]["loss"] == pytest.approx(math.log(32), rel=0.05)
+    assert mean_loss(lines[-10:]) < 0.5 * mean_loss(lines[:10])
+    assert lines[-1]["eval_accuracy"] > 0.6  # by chance: 1 of 16 values
+
+
+def test_a_run_ends_early_once_it_is_accurate_enough(gka):
+    gka.train(gka.write(stop_accuracy=0, eval_every=5))
+    assert [line["step"] for line in gka.metrics("runs/small")][-1] == 5
+    assert "finished after step 5" in gka.train("runs/small", "--resume").stderr
+
+
+def test_metrics_hold_everything_per_step(whole):
+    lines = whole.metrics("runs/small")
+    assert [line["step"] for line in lines] == list(range(1, 25))
+    assert [line["tokens"] for line in lines] == [256 * step for step in range(1, 25)]
+    for line in lines:
+        assert set(line) >= {"loss", "learning_rate", "gradient_norm", "tokens_per_second", "memory_bytes", "seconds"}
+    assert [line["step"] for line in lines if "eval_loss" in line] == [10, 20, 24]
+    assert all(0 <= line["eval_accuracy"] <= 1 for line in lines if "eval_loss" in line)
+
+
+def test_lines_are_plain_where_there_is_no_terminal(gka):
+    done = gka.train(gka.write(steps=4, log_every=2, eval_every=0))
+    steps = [line for line in done.stderr.splitlines() if line.startswith("step")]
+    assert len(steps) == 2
+    pattern = r"step 2/4  loss [\d.]+  lr [\d.e-]+  \|g\| [\d.]+  [\d.]+k? tok/s  [\d.]+ [MG]B  \d+s left"
+    assert re.fullmatch(pattern, steps[0])
+    assert "\x1b" not in done.stderr
+
+
+def test_a_second_stage_starts_from_the_weights_of_the_first(gka, whole):
+    first = whole.folder / "runs/small"
+    gka.write(learning_rate=0, steps=1, length=32, batch_tokens=256, eval_every=0)
+    gka.train("small.json", "--from", first, "--set", "data.sizes.0.tokens=32")
+    assert gka.weights("runs/small") == whole.weights("runs/small")
+    assert len(gka.metrics("runs/small")) == 1
+
+
+def test_a_second_stage_can_be_resumed_like_any_run(gka, whole):
+    arguments = ["small.json", "--from", whole.folder / "runs/small", "--set", "steps=10"]
+    gka.write()
+    gka.train(*arguments, "--set", "output=a")
+    for fault in ["step@3", "step@9"]:
+        gka.call("train", *arguments, "--set", f"output={fault}", GKA_TEST_FAULT=fault)
+        gka.train(fault, "--resume")
+        assert gka.weights(fault) == gka.weights("a")
+
+
+def test_a_checkpoint_is_a_model(whole, tmp_path):
+    (tmp_path / "ids.txt").write_text("1 2 3 4 5 6 7 8\n")
+    done = whole.call("score", "runs/small/latest", "--ids", tmp_path / "ids.txt")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+
+
+def test_runs_are_listed(whole):
+    done = whole.call("runs")
+    head, line = done.stdout.splitlines()
+    assert head.split() == ["run", "state", "step", "loss", "eval", "loss", "accuracy", "time"]
+    assert line.split()[:3] == ["runs/small", "finished", "24/24"]
+    loss = whole.metrics("runs/small")[-1]["loss"]
+    (told,) = json.loads(whole.call("runs", "--json").stdout)
+    assert (told["loss"], told["step"], told["state"]) == (loss, 24, "finished")
+
+
+def test_curves_are_drawn(whole):
+    pytest.importorskip("matplotlib")
+    done = whole.call("plot", "runs/small", "-o", "curves.png", "--x", "tokens", "--y", "loss,accuracy,gradient_norm")
+    assert done.returncode == 0, done.stderr
+    assert (whole.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_of_nothing_says_so(whole):
+    pytest.importorskip("matplotlib")
+    done = whole.call("plot", "nowhere", "-o", "curves.png")
+    assert done.returncode == 1
+    assert "'nowhere' holds no run" in done.stderr
+
+
+def test_the_documentation_has_every_key(gka):
+    table = gka.call("train", "--keys").stdout
+    assert table.count("\n") > 20
+    assert table in (ROOT / "docs/training.md").read_text()
