@@ -95,6 +95,7 @@ def main() -> None:
         weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if rank == 0:
             torch.save(weights, arguments.save)
+    dist.barrier()  # nobody leaves while another still sends
     dist.destroy_process_group()
 
 

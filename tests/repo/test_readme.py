@@ -26,10 +26,10 @@ def blocks(language):
 
 def test_the_python_lines_run(tmp_path):
     operator, module = blocks("python")
-    (tmp_path / "operator.py").write_text(operator + "\nassert next_o.shape == (B, H, D) and q.grad is not None\n")
-    (tmp_path / "module.py").write_text(module + "\nassert y.shape == (1, 64)\n")
-    run(sys.executable, tmp_path / "operator.py")
-    run(sys.executable, tmp_path / "module.py")
+    (tmp_path / "first.py").write_text(operator + "\nassert next_o.shape == (B, H, D) and q.grad is not None\n")
+    (tmp_path / "second.py").write_text(module + "\nassert y.shape == (1, 64)\n")
+    run(sys.executable, tmp_path / "first.py")
+    run(sys.executable, tmp_path / "second.py")
 
 
 def test_the_commands_from_nothing_to_a_trained_model_run(tmp_path):
