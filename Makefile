@@ -32,7 +32,7 @@ test: build lint ## Run every check there is: formatting, C++ tests, sanitizers,
 	$(check_under_sanitizers)
 	@$(STAGE) "CUDA kernels: compile" scripts/check_cuda.sh
 	@echo "==> Python tests, command line, installation and examples"
-	@$(PYTHON) -m pytest tests
+	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests --numprocesses $(JOBS) --dist loadfile
 
 demo: build ## Recall pairs from four memories, then train four layers to recall; tables, and plots in out/
 	@$(STAGE) "Demo: recall" $(PYTHON) experiments/recall/run.py
