@@ -113,7 +113,7 @@ class Sweep:
         output = self.folder / "runs" / run.name
         shutil.rmtree(output, ignore_errors=True)
         output.parent.mkdir(parents=True, exist_ok=True)
-        file = output.with_suffix(".json")
+        file = output.parent / f"{run.name}.json"  # the name has dots: no with_suffix
         file.write_text(json.dumps(settings(run, self.options, output), indent=1))
         began = time.monotonic()
         process = self._start([PROGRAM, "train", str(file)])
