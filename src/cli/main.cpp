@@ -2,6 +2,8 @@
 //
 // Subcommand names are looked up before CLI11 sees the line, because it would call a misspelt one an unexpected
 // argument and suggest nothing.
+#include <c10/util/Exception.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
@@ -82,6 +84,9 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
+  } catch (const c10::Error& error) {  // torch's: its what() goes on with a stack trace
+    std::cerr << "gka: " << error.what_without_backtrace() << "\n";
+    return 1;
   } catch (const std::exception& error) {
     std::cerr << "gka: " << error.what() << "\n";
     return 1;
