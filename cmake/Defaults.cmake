@@ -25,5 +25,6 @@ set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
 
 find_program(GKA_CCACHE ccache DOC "Compiler cache, used where present")
 if(GKA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${GKA_CCACHE})
+  # The sloppiness is what ccache asks for before it takes files that use a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${GKA_CCACHE})
 endif()
