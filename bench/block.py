@@ -26,6 +26,7 @@ HEADS, DIM, WIDTH = 8, 128, 4
 CHANNELS = HEADS * DIM
 SIZES = {"cpu": [(1, 2048), (4, 2048)], "cuda": [(4, 2048), (4, 8192), (1, 65536)]}
 BATCHES = {"cpu": [1, 32], "cuda": [1, 32, 256]}
+HEADER = ["work", "size", "gka, ms", "eager torch, ms", "times faster", "copy, ms", "error"]
 COPIES = {"cpu": 1, "cuda": 4}  # of the inputs, used in turn: more than the second-level cache holds
 
 
@@ -145,16 +146,15 @@ def main() -> None:
     devices = [options.device] if options.device else (["cuda"] if gpu else []) + ["cpu"]
     for device in devices:
         name = torch.cuda.get_device_name() if device == "cuda" else cpu_in_words()
-        header = ["work", "size", "gka, ms", "eager torch, ms", "times faster", "copy, ms", "error"]
         rows = measure(device, options.repetitions)
         title = f"The block's small operations on {name}, {'bfloat16' if device == 'cuda' else 'float32'}"
         print(title)
-        print(table(header, rows))
+        print(table(HEADER, rows))
         if options.write:
             command = "python bench/block.py --write"
             text = f"## {title}\n\n`{command}`, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}."
             document = Path(ROOT) / "docs" / "benchmarks.md"
-            write_section(document, f"block {device}", text + "\n\n" + markdown(header, rows))
+            write_section(document, f"block {device}", text + "\n\n" + markdown(HEADER, rows))
 
 
 if __name__ == "__main__":

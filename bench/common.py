@@ -8,9 +8,11 @@ time other programs took meanwhile, and is run again when it was disturbed.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -137,6 +139,14 @@ def peak_bytes(work: Callable[[], object]) -> int | None:
     work()
     peak = status_bytes("VmHWM")
     return None if before is None or peak is None else max(0, peak - before)
+
+
+def gka_json(arguments: list[str], source: str | None = None) -> dict:
+    """What `gka ARGUMENTS` prints as JSON, its progress left on stderr; or what it printed before, in `source`."""
+    if source is not None:
+        return json.loads(Path(source).read_text())
+    program = os.environ.get("GKA_PROGRAM") or Path(sys.executable).parent / "gka"
+    return json.loads(subprocess.run([program, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -31,6 +31,9 @@ struct CallInfo {
   Solver solver = Solver::chebyshev;
   Gradient gradient = Gradient::implicit;
   RidgeMode ridge_mode = RidgeMode::adaptive;
+  std::int64_t iterations = 30;
+  bool decay_keys = true;
+  double ridge = 0.02;
 };
 
 struct KernelChoice {

@@ -203,6 +203,14 @@ void forward(const Problem& problem, const Outputs& outputs, const Device& devic
 void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device);
 void step(const Step& step, const Device& device);
 
+/// Why the Hopper kernels (bfloat16 on tensor cores, compute capability 9.0) do not run a problem's forward pass on a
+/// device; empty where they do. Only sizes, types and options count. What they leave runs on the plain path, which
+/// takes everything. The environment variable GKA_GPU=plain switches them off; GKA_GPU=hopper throws
+/// std::invalid_argument on a device they do not run on, as an unknown name does.
+std::string why_not_hopper(const Problem& problem, int device = 0);
+/// Whether the backward pass of a problem whose forward pass they run is theirs too.
+bool hopper_takes_backward(const Problem& problem);
+
 /// "NVIDIA H200, 132 multiprocessors". Throws std::runtime_error where this machine has no such device.
 std::string describe(int device = 0);
 }  // namespace cuda

@@ -40,8 +40,20 @@ def choose_kernel(
     solver: str = "chebyshev",
     gradient: str = "implicit",
     ridge_mode: str = "adaptive",
+    iterations: int = 30,
+    decay_keys: bool = True,
+    ridge: float = 0.02,
 ) -> tuple[str, str]:
     """Which backend a call with these properties takes, and why. The name is empty where none can."""
     return torch.ops.gka.choose_kernel(
-        torch.device(device).type, dtype, key_dim, value_dim, solver, gradient, ridge_mode
+        torch.device(device).type,
+        dtype,
+        key_dim,
+        value_dim,
+        solver,
+        gradient,
+        ridge_mode,
+        iterations,
+        decay_keys,
+        ridge,
     )

@@ -146,7 +146,8 @@ Action declare_info(CLI::App& app) {
 
   app.footer(
       "Without a call to explain, a few typical ones are shown.\n"
-      "GKA_CPU=portable|avx2|avx512 in the environment forces an instruction set.");
+      "In the environment GKA_CPU=portable|avx2|avx512 forces an instruction set,\n"
+      "GKA_GPU=plain|hopper the kernels on a GPU.");
 
   return [arguments] {
     const auto calls = arguments->calls();

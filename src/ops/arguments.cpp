@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <mutex>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 
@@ -74,6 +76,18 @@ const Field& field(std::string_view name) {
   return *found;
 }
 
+/// The field of each argument of an operator, found once.
+const std::vector<const Field*>& fields_of(const c10::FunctionSchema& schema) {
+  static std::mutex mutex;
+  static std::unordered_map<const c10::FunctionSchema*, std::vector<const Field*>> known;
+  const std::lock_guard lock(mutex);
+  auto& fields = known[&schema];
+  if (fields.empty()) {
+    for (const auto& formal : schema.arguments()) fields.push_back(&field(formal.name()));
+  }
+  return fields;
+}
+
 void set(Arguments& arguments, const Field& field, const c10::IValue& value) {
   std::visit(
       [&](auto member) {
@@ -112,10 +126,10 @@ c10::IValue get(const Arguments& arguments, const Field& field) {
 
 Arguments pop_arguments(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   Arguments arguments;
-  const auto& formals = schema.arguments();
-  const auto values = torch::jit::last(stack, formals.size());
-  for (std::size_t i = 0; i < formals.size(); ++i) set(arguments, field(formals[i].name()), values[i]);
-  torch::jit::drop(stack, formals.size());
+  const auto& fields = fields_of(schema);
+  const auto values = torch::jit::last(stack, fields.size());
+  for (std::size_t i = 0; i < fields.size(); ++i) set(arguments, *fields[i], values[i]);
+  torch::jit::drop(stack, fields.size());
   return arguments;
 }
 

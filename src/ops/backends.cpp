@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <stdexcept>
 
 #ifndef GKA_VERSION
 #error "GKA_VERSION, the version as a string, comes from the build"
@@ -24,8 +25,6 @@ std::string cpu_detail() {
   return std::string(kernels::cpu::instruction_set()) + ", " + std::to_string(threads) +
          (threads == 1 ? " thread" : " threads");
 }
-
-std::string not_built() { return "not part of this version of gka"; }
 
 #ifdef GKA_HAS_CUDA
 std::string cuda_detail() {
@@ -60,10 +59,60 @@ constexpr Backend kCuda = {
         },
     .step = [](const auto& step,
                c10::Device device) { on_cuda(device, [&](const auto& where) { kernels::cuda::step(step, where); }); }};
+
+/// As much of a problem as decides whether the Hopper kernels take it.
+kernels::Problem outline(const CallInfo& call) {
+  kernels::Problem problem{.key_dim = call.key_dim, .value_dim = call.value_dim};
+  problem.q.dtype = call.dtype;
+  problem.options.solver = call.solver;
+  problem.options.gradient = call.gradient;
+  problem.options.ridge_mode = call.ridge_mode;
+  problem.options.iterations = call.iterations;
+  problem.options.decay_keys = call.decay_keys;
+  problem.options.ridge = call.ridge;
+  return problem;
+}
+
+std::string hopper_refuses(const CallInfo& call) {
+  if (const auto missing = needs_a_gpu(call); !missing.empty()) return missing;
+  return kernels::cuda::why_not_hopper(outline(call));
+}
+
+#ifdef GKA_HAS_HOPPER
+std::string hopper_detail() {
+  const std::string device = kernels::cuda::describe();
+  const auto refusal = [](kernels::DType dtype) { return hopper_refuses({.device = "cuda", .dtype = dtype}); };
+  if (const auto reason = refusal(kernels::DType::bfloat16); !reason.empty()) throw std::runtime_error(reason);
+  const std::string types = refusal(kernels::DType::float16).empty() ? "bfloat16 and float16" : "bfloat16";
+  return types + " on tensor cores, gated_kalmanet with its default solver; " + device;
+}
+#else
+std::string hopper_detail() { return kernels::cuda::why_not_hopper({}); }
+#endif
+
+std::string hopper_remark(const CallInfo& call) {
+  return kernels::cuda::hopper_takes_backward(outline(call)) ? "" : ", its backward pass is cuda's";
+}
+
+/// The kernels choose the path themselves, by the same rules: reports, halves of the operator and one-token steps are
+/// the plain path's.
+constexpr Backend hopper_row() {
+  Backend row = kCuda;
+  row.name = "hopper";
+#ifndef GKA_HAS_HOPPER
+  row.built = false;
+#endif
+  row.refuses = hopper_refuses;
+  row.detail = hopper_detail;
+  row.remark = hopper_remark;
+  return row;
+}
+constexpr Backend kHopper = hopper_row();
 #else
 std::string built_without_cuda() { return "this library was built without CUDA (GKA_CUDA=ON)"; }
 
 constexpr Backend kCuda = {.name = "cuda", .device = "cuda", .detail = built_without_cuda};
+constexpr Backend kHopper = {.name = "hopper", .device = "cuda", .detail = built_without_cuda};
 #endif
 
 constexpr Backend kBackends[] = {
@@ -78,7 +127,7 @@ constexpr Backend kBackends[] = {
      .backward = [](const auto& problem, const auto& saved, const auto& gradients,
                     c10::Device) { kernels::cpu::backward(problem, saved, gradients, torch_executor()); },
      .step = [](const auto& step, c10::Device) { kernels::cpu::step(step, torch_executor()); }},
-    {.name = "hopper", .device = "cuda", .detail = not_built},
+    kHopper,
     kCuda,
 };
 
@@ -139,7 +188,7 @@ std::vector<BackendInfo> backends() {
         .name = std::string(backend.name), .built = backend.built, .available = backend.built, .detail = ""};
     try {
       info.detail = backend.detail();
-    } catch (const std::exception& error) {  // GKA_CPU asks for an instruction set that this machine lacks
+    } catch (const std::exception& error) {  // GKA_CPU or GKA_GPU asks for what this machine lacks
       info.available = false;
       info.detail = error.what();
     }
@@ -152,7 +201,9 @@ KernelChoice choose_kernel(const CallInfo& call) {
   const auto choice = ops::choose(call);
   if (choice.backend == nullptr) return {.kernel = "", .reason = ops::why_none(call, choice)};
   const std::string name(choice.backend->name);
-  return {.kernel = name, .reason = choice.passed_over + name + " takes this call (" + choice.backend->detail() + ")"};
+  const std::string remark = choice.backend->remark != nullptr ? choice.backend->remark(call) : "";
+  return {.kernel = name,
+          .reason = choice.passed_over + name + " takes this call" + remark + " (" + choice.backend->detail() + ")"};
 }
 
 }  // namespace gka

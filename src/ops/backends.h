@@ -23,6 +23,8 @@ struct Backend {
   std::string (*refuses)(const CallInfo& call) = nullptr;
   /// What `backends()` says about it on this machine.
   std::string (*detail)() = nullptr;
+  /// What `choose_kernel` adds about a call it takes; absent: nothing.
+  std::string (*remark)(const CallInfo& call) = nullptr;
 
   // `device` is where every tensor of the call lies.
   void (*forward)(const kernels::Problem&, const kernels::Outputs&, c10::Device device) = nullptr;

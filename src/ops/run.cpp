@@ -85,7 +85,10 @@ const Backend& find_backend(std::string_view op, const Arguments& a, const kerne
                          .value_dim = a.v.defined() ? a.v.size(-1) : 0,
                          .solver = options.solver,
                          .gradient = options.gradient,
-                         .ridge_mode = options.ridge_mode};
+                         .ridge_mode = options.ridge_mode,
+                         .iterations = options.iterations,
+                         .decay_keys = options.decay_keys,
+                         .ridge = options.ridge};
   const Backend& backend = backend_for(op, call);
   if (values_are_checked(a.q.device())) check_values(op, a);
   return backend;

@@ -42,11 +42,15 @@ Columns list_backends() {
 
 std::tuple<std::string, std::string> name_kernel(const std::string& device, at::ScalarType dtype, std::int64_t key_dim,
                                                  std::int64_t value_dim, const std::string& solver,
-                                                 const std::string& gradient, const std::string& ridge_mode) {
+                                                 const std::string& gradient, const std::string& ridge_mode,
+                                                 std::int64_t iterations, bool decay_keys, double ridge) {
   Arguments a;
   a.solver = solver;
   a.gradient = gradient;
   a.ridge_mode = ridge_mode;
+  a.iterations = iterations;
+  a.decay_keys = decay_keys;
+  a.ridge = ridge;
   const auto options = parse_options("choose_kernel", a);
   const auto choice = choose_kernel({.device = device,
                                      .dtype = kernel_dtype(dtype),
@@ -54,7 +58,10 @@ std::tuple<std::string, std::string> name_kernel(const std::string& device, at::
                                      .value_dim = value_dim,
                                      .solver = options.solver,
                                      .gradient = options.gradient,
-                                     .ridge_mode = options.ridge_mode});
+                                     .ridge_mode = options.ridge_mode,
+                                     .iterations = options.iterations,
+                                     .decay_keys = options.decay_keys,
+                                     .ridge = options.ridge});
   return {choice.kernel, choice.reason};
 }
 
@@ -128,7 +135,7 @@ TORCH_LIBRARY(gka, m) {
   m.def("backends() -> (str[] name, bool[] built, bool[] available, str[] detail)", list_backends);
   m.def(
       "choose_kernel(str device, ScalarType dtype, int key_dim, int value_dim, str solver, str gradient, "
-      "str ridge_mode) -> (str kernel, str reason)",
+      "str ridge_mode, int iterations, bool decay_keys, float ridge) -> (str kernel, str reason)",
       name_kernel);
 }
 

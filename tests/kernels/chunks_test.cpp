@@ -10,7 +10,7 @@ namespace {
 
 class Chunks : public OnEveryBackend {};
 
-INSTANTIATE_TEST_SUITE_P(, Chunks, fast_backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(, Chunks, fast_backends_without_tensor_cores(), backend_name);
 
 TEST_P(Chunks, GiveTheSameAnswerForEveryChunkLength) {
   CaseSpec spec{

@@ -11,12 +11,21 @@ namespace gka::kernels::test {
 
 inline constexpr const char* kInstructionSets[] = {"portable", "avx2", "avx512"};
 
+/// A variable of the environment for the life of the object.
+class Forced {
+ public:
+  Forced(const char* variable, const char* value) : variable_(variable) { setenv(variable, value, 1); }
+  Forced(const Forced&) = delete;
+  ~Forced() { unsetenv(variable_); }
+
+ private:
+  const char* variable_;
+};
+
 /// GKA_CPU for the life of the object.
 class ForcedInstructionSet {
  public:
-  explicit ForcedInstructionSet(const char* name) { setenv("GKA_CPU", name, 1); }
-  ForcedInstructionSet(const ForcedInstructionSet&) = delete;
-  ~ForcedInstructionSet() { unsetenv("GKA_CPU"); }
+  explicit ForcedInstructionSet(const char* name) : forced_("GKA_CPU", name) {}
 
   bool available() const {
     try {
@@ -26,6 +35,9 @@ class ForcedInstructionSet {
       return false;
     }
   }
+
+ private:
+  Forced forced_;
 };
 
 inline const Executor& executor() {

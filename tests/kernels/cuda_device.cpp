@@ -138,6 +138,32 @@ std::string CudaDevice::missing() {
   }
 }
 
+namespace {
+
+std::string why_not_hopper(DType dtype) {
+  Problem problem;
+  problem.q.dtype = dtype;
+  return cuda::why_not_hopper(problem);
+}
+
+}  // namespace
+
+std::string CudaDevice::missing_hopper() {
+  if (const std::string none = missing(); !none.empty()) return none;
+  try {
+    return why_not_hopper(DType::bfloat16);
+  } catch (const std::invalid_argument& error) {  // GKA_GPU asks for them on another card
+    return error.what();
+  }
+}
+
+bool CudaDevice::hopper_takes(DType dtype) { return why_not_hopper(dtype).empty(); }
+
+void CudaDevice::hopper_forward(const Problem& p, const Outputs& out) {
+  if (const std::string reason = cuda::why_not_hopper(p); !reason.empty()) throw std::runtime_error(reason);
+  forward(p, out);
+}
+
 void CudaDevice::forward(const Problem& p, const Outputs& host) {
   Mirror m(p);
   const std::int64_t numbers = m.per_token() * 8;
@@ -285,6 +311,9 @@ void CudaDevice::gated_rms_norm_backward(const GatedRmsNorm& n, const GatedRmsNo
 #else
 
 std::string CudaDevice::missing() { return "this build has no CUDA kernels"; }
+std::string CudaDevice::missing_hopper() { return missing(); }
+bool CudaDevice::hopper_takes(DType) { return false; }
+void CudaDevice::hopper_forward(const Problem&, const Outputs&) {}
 void CudaDevice::forward(const Problem&, const Outputs&) {}
 void CudaDevice::backward(const Problem&, const Saved&, const Gradients&) {}
 void CudaDevice::step(const Step&) {}

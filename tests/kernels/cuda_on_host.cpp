@@ -20,10 +20,10 @@ void with_device(Body&& body) {
 }  // namespace
 
 void CudaOnHost::forward(const Problem& problem, const Outputs& outputs) {
-  with_device([&](const auto& device) { cuda_on_host::forward(problem, outputs, device); });
+  with_device([&](const auto& device) { cuda_on_host::plain::forward(problem, outputs, device); });
 }
 void CudaOnHost::backward(const Problem& problem, const Saved& saved, const Gradients& gradients) {
-  with_device([&](const auto& device) { cuda_on_host::backward(problem, saved, gradients, device); });
+  with_device([&](const auto& device) { cuda_on_host::plain::backward(problem, saved, gradients, device); });
 }
 void CudaOnHost::step(const Step& step) {
   with_device([&](const auto& device) { cuda_on_host::step(step, device); });

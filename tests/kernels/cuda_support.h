@@ -20,6 +20,11 @@ namespace gka::kernels::test {
 struct CudaDevice {
   /// Why it cannot run here; empty: it can.
   static std::string missing();
+  static std::string missing_hopper();
+  /// Whether the Hopper kernels take inputs of this type.
+  static bool hopper_takes(DType dtype);
+  /// Throws where it would be the plain path that answers.
+  static void hopper_forward(const Problem& problem, const Outputs& outputs);
   static void forward(const Problem& problem, const Outputs& outputs);
   static void backward(const Problem& problem, const Saved& saved, const Gradients& gradients);
   static void step(const Step& step);

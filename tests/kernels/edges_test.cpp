@@ -41,11 +41,13 @@ TEST_P(Edges, AZeroMemoryAnswersZero) {
     CaseSpec spec{.skip = 1.0};
     spec.options.solver = solver;
     spec.options.gradient = gradient;
-    const Case c(spec);
+    if (!carries(spec.options)) return;
+    const Case c(suited(spec));
     const OwnedOutputs out = forward(c);
-    expect_all(out.o, 0.0, "o");
-    expect_all(out.x, 0.0, "x");
-    expect_all(out.norm, 0.0, "norm");
+    for (const auto& [name, array] :
+         {NamedArray{"o", &out.o}, NamedArray{"x", &out.x}, NamedArray{"norm", &out.norm}}) {
+      if (*array) expect_all(*array, 0.0, name);
+    }
     const OwnedGradients got = backward(c);
     for (const auto& [name, array] : got.named()) {
       if (std::string(name) == "d_beta") {
@@ -58,7 +60,7 @@ TEST_P(Edges, AZeroMemoryAnswersZero) {
 }
 
 TEST_P(Edges, AZeroMemoryOfKeysLeavesThePathAroundTheSolve) {
-  CaseSpec spec{.tokens = 3, .heads = 1, .log_decay = false, .u0 = true, .skip = 1.0};
+  CaseSpec spec = suited({.tokens = 3, .heads = 1, .log_decay = false, .u0 = true, .skip = 1.0});
   spec.options.scale = 0.5;
   const Case c(spec);
   const OwnedOutputs out = forward(c);
@@ -68,12 +70,12 @@ TEST_P(Edges, AZeroMemoryOfKeysLeavesThePathAroundTheSolve) {
     for (std::int64_t j = 0; j < spec.value_dim; ++j) {
       double recalled = 0.0;
       for (std::int64_t i = 0; i < spec.key_dim; ++i) recalled += c.u0.at(0, 0, i, j) * c.q.at(0, t, 0, i);
-      EXPECT_NEAR(out.o.at(0, t, 0, j), 0.5 * (1.0 - alpha) * recalled, 1e-14);
+      EXPECT_NEAR(out.o.at(0, t, 0, j), 0.5 * (1.0 - alpha) * recalled, within(1e-14));
     }
     for (std::int64_t i = 0; i < spec.key_dim; ++i) {
       double along = 0.0;
       for (std::int64_t j = 0; j < spec.value_dim; ++j) along += c.u0.at(0, 0, i, j) * c.d_o.at(0, t, 0, j);
-      EXPECT_NEAR(got.d_q.at(0, t, 0, i), 0.5 * (1.0 - alpha) * along, 1e-14);
+      EXPECT_NEAR(got.d_q.at(0, t, 0, i), 0.5 * (1.0 - alpha) * along, within(1e-14));
     }
   }
 }
@@ -83,6 +85,7 @@ TEST_P(Edges, AZeroMemoryWithAConstantRidgeAnswersTheQueryOverTheRidge) {
     CaseSpec spec{.skip = 1.0};
     spec.options = {.part = Part::solve, .ridge = 0.25, .solver = solver, .gradient = gradient};
     spec.options.ridge_mode = RidgeMode::constant;
+    if (!carries(spec.options)) return;
     const Case c(spec);
     auto want = c.q.values();
     for (double& value : want) value *= 4.0;
@@ -96,7 +99,7 @@ TEST_P(Edges, AZeroMemoryWithAConstantRidgeAnswersTheQueryOverTheRidge) {
 
 TEST_P(Edges, AZeroBetaWritesNothing) {
   const CaseSpec spec{.tokens = 6, .log_decay = false, .h0 = true, .u0 = true, .skip = 1.0};
-  Case c(spec);
+  Case c(suited(spec));
   fill(c.v, kNaN);  // not even this
   const OwnedOutputs out = forward(c);
   expect_close(out.h, c.h0, 0.0, "h");
@@ -106,7 +109,7 @@ TEST_P(Edges, AZeroBetaWritesNothing) {
 TEST_P(Edges, ADecayOfZeroForgetsExactly) {
   constexpr std::int64_t cut = 5;
   for (const bool poisoned : {false, true}) {
-    Case whole({.tokens = 11, .h0 = true, .u0 = true});
+    Case whole(suited({.tokens = 11, .h0 = true, .u0 = true}));
     for (std::int64_t head = 0; head < 2; ++head) whole.log_decay.set(0, cut, head, 0, -kInfinity);
     Case rest = slice(whole, 0, cut, 6);
     fill(rest.h0, 0.0);
@@ -133,6 +136,7 @@ TEST_P(Edges, ADecayOfZeroForgetsExactly) {
 TEST_P(Edges, WithoutIterationsTheSolveGivesItsStart) {
   CaseSpec spec{.tokens = 4, .heads = 1};
   spec.options = {.part = Part::solve, .ridge = 0.1, .iterations = 0};
+  if (!carries(spec.options)) GTEST_SKIP() << "20 iterations at least, and no solve by itself";
   const Case c(spec);
   const OwnedOutputs out = forward(c);
   for (std::int64_t t = 0; t < 4; ++t)
@@ -142,6 +146,7 @@ TEST_P(Edges, WithoutIterationsTheSolveGivesItsStart) {
 }
 
 TEST_P(Edges, WithoutIterationsGradientsStillRunAlongTheSequence) {
+  if (GetParam().tensor_cores) GTEST_SKIP() << "20 iterations at least";
   for_each_solver_and_gradient([&](Solver solver, Gradient gradient) {
     for (const bool ridge_gradient : {false, true}) {
       CaseSpec spec{.tokens = 300, .heads = 1, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
@@ -149,10 +154,11 @@ TEST_P(Edges, WithoutIterationsGradientsStillRunAlongTheSequence) {
       spec.options.gradient = gradient;
       spec.options.ridge_gradient = ridge_gradient;
       spec.options.iterations = 0;
-      const Case c(spec);
+      if (!carries(spec.options)) return;
+      const Case c(suited(spec));
       OwnedGradients want = c.gradients();
       reference::backward(c.problem(), want.pointers());
-      expect_close(backward(c), want, 1e-10, c.describe());
+      expect_close(backward(c), want, gradients_within(1e-10), c.describe());
     }
   });
 }
@@ -160,7 +166,7 @@ TEST_P(Edges, WithoutIterationsGradientsStillRunAlongTheSequence) {
 TEST_P(Edges, WithoutTokensTheStatesAreHandedThrough) {
   for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{}, std::vector<std::int64_t>{0, 0, 0}}) {
     CaseSpec spec{.batch = 2, .tokens = 0, .lengths = lengths, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
-    const Case c(spec);
+    const Case c(suited(spec));
     const OwnedOutputs out = forward(c);
     EXPECT_EQ(out.o.size(), 0);
     expect_close(out.h, c.h0, 0.0, "h");
@@ -170,13 +176,13 @@ TEST_P(Edges, WithoutTokensTheStatesAreHandedThrough) {
     for (std::int64_t n = 0; n < c.problem().sequences; ++n)
       for (std::int64_t i = 0; i < spec.key_dim; ++i)
         for (std::int64_t j = 0; j < spec.key_dim; ++j) {
-          EXPECT_EQ(got.d_h0.at(n, 1, i, j), 0.5 * (c.d_h.at(n, 1, i, j) + c.d_h.at(n, 1, j, i)));
+          EXPECT_NEAR(got.d_h0.at(n, 1, i, j), 0.5 * (c.d_h.at(n, 1, i, j) + c.d_h.at(n, 1, j, i)), states_within(0));
         }
   }
 }
 
 TEST_P(Edges, AnAsymmetricStateCountsAsItsSymmetricPart) {
-  Case c({.h0 = true, .asymmetric_h0 = true});
+  Case c(suited({.h0 = true, .asymmetric_h0 = true}));
   const OwnedOutputs asymmetric = forward(c);
   Array symmetric = c.h0;
   for (std::int64_t head = 0; head < 2; ++head)
@@ -189,11 +195,12 @@ TEST_P(Edges, AnAsymmetricStateCountsAsItsSymmetricPart) {
     for (std::int64_t i = 0; i < 8; ++i)
       for (std::int64_t j = 0; j < 8; ++j) c.h0.set(0, head, i, j, symmetric.at(0, head, i, j));
   }
-  expect_close(forward(c), asymmetric, 1e-15, c.describe());
+  expect_close(forward(c), asymmetric, within(1e-15), c.describe());
 }
 
 TEST_P(Edges, AFadedMemoryAnswersAsAFreshOne) {
   // The solve does not see scale, and U fades with H: 150 tokens of γ = e⁻⁴ leave f ≈ 1e-260 and the same answer.
+  if (GetParam().tensor_cores) GTEST_SKIP() << "float32 ends at 1e-38";
   CaseSpec spec{.tokens = 160, .heads = 1, .skip = 1.0};
   spec.alpha = false;
   Case c(spec);
@@ -216,7 +223,7 @@ TEST_P(Edges, AFadedMemoryAnswersAsAFreshOne) {
 TEST_P(Edges, AStateFadesByTheProductOfItsDecays) {
   // In float32 e⁻⁴⁸ has all its digits, and so has what it scales; no single chunk may round it away.
   CaseSpec spec{.dtype = DType::float32, .tokens = 64, .heads = 1, .h0 = true, .u0 = true, .skip = 1.0};
-  Case c(spec);
+  Case c(suited(spec));
   for (std::int64_t t = 0; t < 64; ++t) c.log_decay.set(0, t, 0, 0, t < 32 ? -1.5 : 0.0);
   const OwnedOutputs out = forward(c);
   for (const auto& [got, start] : {std::pair{&out.h, &c.h0}, std::pair{&out.u, &c.u0}}) {
@@ -227,9 +234,10 @@ TEST_P(Edges, AStateFadesByTheProductOfItsDecays) {
 }
 
 TEST_P(Edges, ANaNStaysInItsHeadItsSequenceAndItsFuture) {
-  CaseSpec spec{.lengths = {5, 7, 4}, .h0 = true, .u0 = true, .d_h = true, .d_u = true};
+  CaseSpec spec = suited({.lengths = {5, 7, 4}, .h0 = true, .u0 = true, .d_h = true, .d_u = true});
   for (const Gradient gradient : {Gradient::implicit, Gradient::unrolled}) {
     spec.options.gradient = gradient;
+    if (!carries(spec.options)) continue;
     const Case clean(spec);
     Case poisoned(spec);
     poisoned.k.set(0, 8, 1, 0, kNaN);  // token 3 of sequence 1, head 1
@@ -305,9 +313,11 @@ std::vector<CaseSpec> every_system() {
 
 TEST_P(Edges, ANaNStaysBetweenTwoDecaysOfZero) {
   for (CaseSpec spec : every_system()) {
+    if (!carries(spec.options)) continue;
     for (const Fence& fence : kFences) {
       spec.tokens = fence.tokens;
       spec.options.chunk = fence.chunk;
+      spec = suited(spec);
       Case clean(spec);
       for (const std::int64_t cut : {fence.begin, fence.end}) clean.log_decay.set(0, cut, 0, 0, -kInfinity);
       const OwnedOutputs want = forward(clean);
@@ -339,9 +349,11 @@ TEST_P(Edges, ANaNStaysBetweenTwoDecaysOfZero) {
 
 TEST_P(Edges, ADecayOfZeroForgetsANaNState) {
   for (CaseSpec spec : every_system()) {
+    if (!carries(spec.options)) continue;
     for (const Fence& fence : kFences) {
       spec.tokens = fence.tokens;
       spec.options.chunk = fence.chunk;
+      spec = suited(spec);
       Case clean(spec);
       Case poisoned(spec);
       for (Case* c : {&clean, &poisoned}) c->log_decay.set(0, fence.begin, 0, 0, -kInfinity);

@@ -1,10 +1,12 @@
 // The passes of the Hopper backward on the host, with the products of backward_tiles.cuh's stand-in, against the
 // reference. What is left out is the solve, which is the plain kernels' here: the passes themselves are then off by the
-// 16 bits of their operands, and by nothing else.
+// 11 bits of their operands, and by nothing else.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #define cuda cuda_on_host
 #include "kernels/cuda/hopper/backward_passes.cuh"
@@ -24,58 +26,56 @@ using cuda_on_host::Segment;
 
 constexpr int kDim = 128;
 
-/// H in the middle of a segment from H at its start.
-void advance(const Problem& p, const Segment& segment, std::int64_t head, std::vector<double>& h) {
-  const auto dim = static_cast<std::size_t>(p.key_dim);
-  std::vector<double> k(dim);
+/// H (or U) in the middle of a segment from that at its start, of rows of `columns` numbers; `right` is k (or v).
+void advance(const Problem& p, const View& right, std::int64_t columns, const Segment& segment, std::int64_t head,
+             std::vector<double>& state) {
   for (std::int64_t t = segment.begin; t < segment.begin + std::min<std::int64_t>(segment.length, 64); ++t) {
     const auto read = [&](const View& view, std::int64_t i) {
       const std::int64_t at = segment.batch * view.batch_stride + t * view.token_stride + head * view.head_stride + i;
       return cuda_on_host::read<double>(view, at);
     };
     const double gamma = p.log_decay ? std::exp(read(p.log_decay, 0)) : 1, beta = p.beta ? read(p.beta, 0) : 1;
-    for (std::size_t i = 0; i < dim; ++i) k[i] = read(p.k, static_cast<std::int64_t>(i));
-    for (std::size_t i = 0; i < dim * dim; ++i) h[i] = gamma * h[i] + beta * k[i / dim] * k[i % dim];
+    for (std::int64_t i = 0; i < p.key_dim * columns; ++i) {
+      double& x = state[static_cast<std::size_t>(i)];
+      x = (gamma == 0 ? 0 : gamma * x) + beta * read(p.k, i / columns) * read(right, i % columns);
+    }
   }
 }
 
-/// H at the start of every half segment, as the solve's kernels leave it: H/‖H‖ in two parts of float16, swizzled.
-passes::Scratch key_tiles(const Problem& p, const Saved& saved, const Plan& plan, const Device& device) {
-  const std::int64_t tiles = 2 * plan.count(p) * p.heads, dim = p.key_dim, size = kDim * kDim;
-  auto* const parts = cuda_on_host::allocate<std::uint16_t>(device, tiles * 2 * size);
+/// States at the start of every half segment, from those of segments, as the forward pass's walk leaves them: divided
+/// by their norms, in float16, swizzled.
+passes::GivenStates state_tiles(const Problem& p, const float* saved, const View& right, std::int64_t columns,
+                                const Plan& plan, const Device& device) {
+  const std::int64_t tiles = 2 * plan.count(p) * p.heads, numbers = p.key_dim * columns, size = kDim * kDim;
+  auto* const parts = cuda_on_host::allocate<std::uint16_t>(device, tiles * size);
   auto* const norms = cuda_on_host::allocate<float>(device, tiles);
-  std::fill_n(parts, tiles * 2 * size, std::uint16_t{0});
+  std::fill_n(parts, tiles * size, std::uint16_t{0});
   for (std::int64_t task = 0; task < tiles; ++task) {
     const std::int64_t slot = task / p.heads, head = task % p.heads;
-    const float* start = static_cast<const float*>(saved.h) + (slot / 2 * p.heads + head) * dim * dim;
-    std::vector<double> h(start, start + dim * dim);
-    if (slot % 2 == 1) advance(p, plan.segments[slot / 2], head, h);
+    const float* start = saved + (slot / 2 * p.heads + head) * numbers;
+    std::vector<double> state(start, start + numbers);
+    if (slot % 2 == 1) advance(p, right, columns, plan.segments[slot / 2], head, state);
     double square = 0;
-    for (const double x : h) square += x * x;
+    for (const double x : state) square += x * x;
     norms[task] = static_cast<float>(std::sqrt(square));
-    if (square == 0) continue;
-    std::uint16_t* hi = parts + task * 2 * size;
-    for (std::int64_t i = 0; i < dim * dim; ++i) {
-      const std::int64_t row = i / dim, column = i % dim;
-      const std::int64_t at = (column / 64 * kDim + row) * 64 + (column % 64 / 8 ^ row % 8) * 8 + column % 8;
-      const auto value = static_cast<float>(h[static_cast<std::size_t>(i)] / std::sqrt(square));
-      hi[at] = cuda_on_host::float_to_half(value);
-      hi[size + at] = cuda_on_host::float_to_half(value - cuda_on_host::half_to_float(hi[at]));
+    if (!(square > 0)) continue;
+    for (std::int64_t i = 0; i < numbers; ++i) {
+      const int row = static_cast<int>(i / columns), column = static_cast<int>(i % columns);
+      const auto value = static_cast<float>(state[static_cast<std::size_t>(i)] / std::sqrt(square));
+      parts[task * size + passes::Tile::place(kDim, row, column)] = cuda_on_host::float_to_half(value);
     }
   }
-  passes::Scratch scratch{};
-  scratch.tiles = parts;
-  scratch.norm = norms;
-  scratch.tile_rows = kDim;
-  return scratch;
+  return {.tiles = parts, .norm = norms, .parts = 1};
 }
 
 template <DType kType>
 void run_passes(const Problem& p, const Saved& saved, const Gradients& out) {
   with_scratch<Device>([&](const Device& device) {
     const Plan plan = cuda_on_host::start_plan(p, device);
-    const passes::Scratch scratch = key_tiles(p, saved, plan, device);
-    passes::run<passes::Shape<kDim, kType, false>>(p, saved, out, plan, device, scratch, [&](float* right, float* y) {
+    passes::Scratch scratch{};
+    scratch.h = state_tiles(p, static_cast<const float*>(saved.h), p.k, p.key_dim, plan, device);
+    scratch.u = state_tiles(p, static_cast<const float*>(saved.u), p.v, p.value_dim, plan, device);
+    passes::run<passes::Shape<kType, false>>(p, saved, out, plan, device, scratch, [&](float* right, float* y) {
       View vectors{.data = right,
                    .dtype = DType::float32,
                    .batch_stride = p.tokens * p.heads * p.key_dim,
@@ -97,7 +97,7 @@ CaseSpec spec_with(void (*change)(CaseSpec&)) {
   return spec;
 }
 
-void expect_gradients(const CaseSpec& spec) {
+void expect_gradients(const CaseSpec& spec, double tolerance = 3e-3) {
   const Case c(spec);
   const OwnedOutputs kept = c.outputs();
   CudaOnHost::forward(c.problem(), kept.pointers());
@@ -105,7 +105,7 @@ void expect_gradients(const CaseSpec& spec) {
   reference::backward(c.problem(), want.pointers());
   const auto run = spec.dtype == DType::float16 ? run_passes<DType::float16> : run_passes<DType::bfloat16>;
   run(c.problem(), kept.pointers().saved, got.pointers());
-  expect_close(got, want, 2e-3, c.describe());
+  expect_close(got, want, tolerance, c.describe());
 }
 
 TEST(HopperBackwardPasses, MatchTheReferenceWithStatesAtBothEnds) {
@@ -126,14 +126,16 @@ TEST(HopperBackwardPasses, LoseNothingToStrongDecay) {
   }));
 }
 TEST(HopperBackwardPasses, ForgetAndSkipExactly) {
+  // With few keys behind every γ = 0 the two halves of dg cancel: that is where 11 bits show most.
   expect_gradients(spec_with([](CaseSpec& s) {
-    s.layout = Layout::padded;
-    s.forget = 0.05;
-    s.skip = 0.1;
-    s.key_dim = 32;
-    s.value_dim = 96;
-    s.asymmetric_h0 = true;
-  }));
+                     s.layout = Layout::padded;
+                     s.forget = 0.05;
+                     s.skip = 0.1;
+                     s.key_dim = 32;
+                     s.value_dim = 96;
+                     s.asymmetric_h0 = true;
+                   }),
+                   5e-3);
 }
 TEST(HopperBackwardPasses, MatchTheReferenceOnPackedFloat16) {
   expect_gradients(spec_with([](CaseSpec& s) {
@@ -149,6 +151,61 @@ TEST(HopperBackwardPasses, TakeARidgeAsConstantAndNoGates) {
     s.options.ridge_gradient = false;
     s.key_dim = s.value_dim = 32;
   }));
+}
+
+/// A case of 150 tokens and one head with γ = 0 at two of them.
+Case fenced(std::int64_t begin, std::int64_t end) {
+  Case c(spec_with([](CaseSpec& s) {
+    s.tokens = 150;
+    s.heads = 1;
+    s.key_dim = s.value_dim = 32;
+  }));
+  for (const std::int64_t cut : {begin, end}) c.log_decay.set(0, cut, 0, 0, -std::numeric_limits<double>::infinity());
+  return c;
+}
+OwnedGradients gradients_of(const Case& c) {
+  const OwnedOutputs kept = c.outputs();
+  OwnedGradients got = c.gradients(DType::float32);
+  CudaOnHost::forward(c.problem(), kept.pointers());
+  run_passes<DType::bfloat16>(c.problem(), kept.pointers().saved, got.pointers());
+  return got;
+}
+
+TEST(HopperBackwardPasses, ANaNStaysBetweenTwoDecaysOfZero) {
+  struct Fence {
+    std::int64_t begin, poison, end;
+  };
+  constexpr Fence kFences[] = {{20, 23, 40}, {50, 60, 100}, {3, 70, 140}};
+  constexpr std::pair<const char*, Array Case::*> kPoisons[] = {
+      {"q", &Case::q},       {"k", &Case::k},         {"v", &Case::v},    {"log_decay", &Case::log_decay},
+      {"beta", &Case::beta}, {"alpha", &Case::alpha}, {"d_o", &Case::d_o}};
+  for (const auto& [begin, poison, end] : kFences) {
+    const Case clean = fenced(begin, end);
+    const OwnedGradients want = gradients_of(clean);
+    for (const auto& [name, input] : kPoisons) {
+      Case poisoned = fenced(begin, end);
+      (poisoned.*input).set(0, poison, 0, 0, std::numeric_limits<double>::quiet_NaN());
+      const OwnedGradients got = gradients_of(poisoned);
+      const auto of = got.named(), wanted = want.named();
+      bool seen = false;
+      for (std::size_t i = 0; i < of.size(); ++i) {
+        const Array &a = *of[i].array, &b = *wanted[i].array;
+        const bool tokens = b.shape()[1] == clean.problem().tokens;
+        for (std::int64_t t = 0; t < b.shape()[1]; ++t) {
+          for (std::int64_t e = 0; e < b.shape()[2] * b.shape()[3]; ++e) {
+            const double x = a.at(0, t, e / b.shape()[3], e % b.shape()[3]);
+            if (tokens && t >= begin && t < end) {
+              seen |= std::isnan(x);
+            } else {
+              ASSERT_EQ(x, b.at(0, t, e / b.shape()[3], e % b.shape()[3]))
+                  << of[i].name << " of " << t << ", NaN in " << name << " of " << poison;
+            }
+          }
+        }
+      }
+      EXPECT_TRUE(seen) << "NaN in " << name;
+    }
+  }
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 // option. A failure prints the case as code.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <numeric>
+
 #include "kernels/backends.h"
 
 namespace gka::kernels::test {
@@ -27,27 +30,84 @@ bool comparable_gradients(const CaseSpec& spec) {
          spec.options.gradient == Gradient::implicit || spec.options.part == Part::memory;
 }
 
-class Random : public OnEveryBackend {};
+/// Bounds on tensor cores are on norms over many tokens. The first one or two of a sequence have a memory of as many
+/// keys, and what the solve finds across those is up to a hundred times what it finds along them and what counts.
+constexpr std::int64_t kManyTokens = 32;
+
+/// Of all rows and heads.
+std::int64_t tokens_of(const CaseSpec& spec) {
+  return spec.heads * (spec.lengths.empty()
+                           ? spec.batch * spec.tokens
+                           : std::accumulate(spec.lengths.begin(), spec.lengths.end(), std::int64_t{0}));
+}
+
+/// Each tensor's error in the case in which it was furthest beyond what is allowed, or nearest to it.
+class Worst {
+ public:
+  void add(const TensorError& got, double allowed, const Case& c) {
+    Entry& entry = of_[got.name];
+    beyond_ += got.error > allowed;
+    if (const double ratio = got.error / allowed; !(ratio <= entry.ratio)) entry = {ratio, got.error, c.describe()};
+  }
+  void expect_allowed() const {
+    for (const auto& [name, worst] : of_) {
+      EXPECT_LE(worst.ratio, 1) << name << " has an error of " << worst.error << " in " << worst.description;
+    }
+    EXPECT_EQ(beyond_, 0) << "tensors of all cases are beyond what is allowed";
+  }
+
+ private:
+  struct Entry {
+    double ratio = 0, error = 0;
+    std::string description{};
+  };
+  std::map<std::string, Entry> of_;
+  int beyond_ = 0;
+};
+
+class Random : public OnEveryBackend {
+ protected:
+  /// A random problem that the backend carries; every third has widths of which it carries the forward pass alone.
+  CaseSpec draw(std::uint64_t seed) const {
+    CaseSpec spec = random_spec(seed);
+    if (!carries(spec.options)) {
+      spec.options = {.scale = spec.options.scale, .ridge_gradient = spec.options.ridge_gradient};
+      spec.ridge_diagonal = false;
+    }
+    if (GetParam().tensor_cores && spec.key_dim > 128) spec.key_dim -= 128;
+    return seed % 3 == 0 ? suited_forward(spec) : suited(spec);
+  }
+};
 
 TEST_P(Random, ForwardAndBackwardMatchTheReference) {
+  Worst worst;
   for (std::uint64_t seed = 1; seed <= case_count(); ++seed) {
-    const Case c(random_spec(seed));
-    const OwnedOutputs got = c.outputs(), want = c.outputs();
+    const CaseSpec spec = draw(seed);
+    if (GetParam().tensor_cores && tokens_of(spec) < kManyTokens) continue;
+    const Case c(spec);
+    const double allowed = tolerance(spec);
+    const OwnedOutputs got = outputs(c), want = c.outputs();
     const OwnedGradients got_gradients = c.gradients(), want_gradients = c.gradients();
     reference::forward(c.problem(), want.pointers());
     reference::backward(c.problem(), want_gradients.pointers());
     forward(c.problem(), got.pointers());
     backward(c.problem(), got.pointers().saved, got_gradients.pointers());
     // Residuals at convergence are rounding errors; they are compared with the reference in a test of their own.
-    for (const auto& [name, error] : compare(got.named(), want.named())) {
-      if (name == "residual" || name == "true_residual") continue;
-      EXPECT_LE(error, tolerance(c.spec())) << name << " of " << c.describe();
+    for (const TensorError& error : compare(got.named(), want.named())) {
+      if (error.name == "residual" || error.name == "true_residual") continue;
+      worst.add(error, error.name == "h" || error.name == "u" ? states_within(allowed) : within(allowed), c);
     }
-    if (comparable_gradients(c.spec())) {
-      expect_close(got_gradients, want_gradients, 3 * tolerance(c.spec()), c.describe());
+    for (const auto& named : {got.named(), got_gradients.named()}) {
+      for (const auto& [name, array] : named) {
+        EXPECT_TRUE(array->gaps_intact()) << name << " was written outside its elements, in " << c.describe();
+      }
     }
-    if (testing::Test::HasFailure()) return;
+    if (!comparable_gradients(spec)) continue;
+    for (const TensorError& error : compare(got_gradients.named(), want_gradients.named())) {
+      worst.add(error, gradients_within(3 * allowed), c);
+    }
   }
+  worst.expect_allowed();
 }
 
 INSTANTIATE_TEST_SUITE_P(, Random, fast_backends(), backend_name);

@@ -141,7 +141,7 @@ TEST_P(Steps, AnEmptyMemoryAnswersFromTheTokenAloneAndANaNStaysInItsHead) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, Steps, fast_backends(), backend_name);
+INSTANTIATE_TEST_SUITE_P(, Steps, fast_backends_without_tensor_cores(), backend_name);
 INSTANTIATE_TEST_SUITE_P(Registers, Steps, testing::Values(kWithThreads), backend_name);
 
 }  // namespace

@@ -11,7 +11,25 @@ pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and BUILT), reason="needs a GPU, a torch that sees it and a gka built with GKA_CUDA"
 )
 
+PATHS = ["plain", "hopper"]  # GKA_GPU
 SOLVERS = ["chebyshev", "conjugate_gradient", "gradient_descent", "nesterov", "exact"]
+
+
+def take_path(monkeypatch, name):
+    """Has calls that the kernels of this name carry run on them, or skips the test."""
+    monkeypatch.setenv("GKA_GPU", name)
+    try:
+        kernel, reason = gka.choose_kernel("cuda", torch.bfloat16)
+    except ValueError as error:
+        pytest.skip(str(error))
+    if name == "hopper" and kernel != "hopper":
+        pytest.skip(reason)
+
+
+@pytest.fixture(params=PATHS)
+def path(request, monkeypatch):
+    take_path(monkeypatch, request.param)
+    return request.param
 
 
 def on_gpu(case):
@@ -46,9 +64,18 @@ def test_every_solver_and_gradient_gives_the_answer_of_the_cpu(solver, gradient,
     assert_close(run(on_gpu(case), **options), run(case, **options), tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-4), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
-def test_narrow_types_give_the_answer_of_the_cpu(dtype, tolerance):
-    case = make(2, 300, 3, 128, 64, dtype=dtype, states=2)
+def test_float32_gives_the_answer_of_the_cpu():
+    case = make(2, 300, 3, 128, 64, dtype=torch.float32, states=2)
+    assert_close(run(on_gpu(case)), run(case), 2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("tokens", "key_dim", "value_dim"), [(300, 128, 64), (64, 16, 128), (193, 48, 40), (1, 100, 7)]
+)
+def test_16_bit_types_give_the_answer_of_the_cpu(path, dtype, tokens, key_dim, value_dim):
+    case = make(2, tokens, 3, key_dim, value_dim, dtype=dtype, gate_dtype=torch.float32, states=2)
+    tolerance = 2e-3 if path == "plain" and dtype == torch.float16 else 1e-2
     assert_close(run(on_gpu(case)), run(case), tolerance)
 
 
@@ -58,6 +85,41 @@ def test_packed_sequences_give_the_answer_of_the_cpu(where):
     bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0)
     case = make(1, sum(lengths), states=len(lengths))
     assert_close(run(on_gpu(case), cu_seqlens=bounds.to(where)), run(case, cu_seqlens=bounds), 1e-11)
+
+
+def test_packed_bfloat16_gives_the_answer_of_the_cpu(path):
+    lengths = [7, 0, 150, 1, 142]
+    bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0)
+    case = make(1, sum(lengths), 2, 64, 64, dtype=torch.bfloat16, states=len(lengths))
+    assert_close(run(on_gpu(case), cu_seqlens=bounds.cuda()), run(case, cu_seqlens=bounds), 1e-2)
+
+
+@pytest.mark.parametrize(("forwards", "backwards"), [("plain", "hopper"), ("hopper", "plain")])
+def test_either_backward_pass_follows_either_forward_pass(monkeypatch, forwards, backwards):
+    case = make(1, 200, 2, 128, 128, dtype=torch.bfloat16, gate_dtype=torch.float32)
+    leaves = requiring_grad(on_gpu(case))
+    take_path(monkeypatch, forwards)
+    o, _ = gka.gated_kalmanet(**leaves)
+    take_path(monkeypatch, backwards)
+    weight = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
+    got = torch.autograd.grad(o, list(leaves.values()), weight)
+    wide = requiring_grad({name: tensor.double() for name, tensor in case.items()})
+    want = torch.autograd.grad(gka.gated_kalmanet(**wide)[0], list(wide.values()), weight.cpu().double())
+    for name, mine, theirs in zip(leaves, got, want, strict=True):
+        assert relative_error(mine.cpu(), theirs) < 1e-2, name
+
+
+@pytest.mark.parametrize("lengths", [[16384], [9000, 0, 130, 7254]])
+def test_both_paths_agree_on_long_sequences(monkeypatch, lengths):
+    bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).cuda()
+    case = make(1, sum(lengths), 8, 64, 64, dtype=torch.bfloat16, gate_dtype=torch.float32, decay=0.01)
+    case = on_gpu(case)
+    results = []
+    for path in PATHS:
+        take_path(monkeypatch, path)
+        results.append(run(case, cu_seqlens=bounds))
+    for name, plain in results[0].items():
+        assert relative_error(results[1][name], plain) < 1e-2, name
 
 
 def test_the_halves_and_the_report_give_the_answer_of_the_cpu():
@@ -88,7 +150,7 @@ def test_a_step_works_on_the_slots_it_is_given(solver):
         assert relative_error(got.cpu(), want) < 1e-11
 
 
-def test_a_call_waits_for_nothing_and_gives_the_same_bits_on_any_stream():
+def test_a_call_waits_for_nothing_and_gives_the_same_bits_on_any_stream(path):
     case = on_gpu(make(3, 300, 2, 64, 64, dtype=torch.bfloat16, states=3))
     first = run(case)
     torch.cuda.synchronize()
@@ -107,23 +169,31 @@ def test_a_call_waits_for_nothing_and_gives_the_same_bits_on_any_stream():
         assert torch.equal(first[name], again[name]), name
 
 
-def test_a_graph_replays_a_call():
-    case = on_gpu(make(2, 200, 2, 32, 32, dtype=torch.float32))
-    other = on_gpu(make(2, 200, 2, 32, 32, dtype=torch.float32, seed=7))
-    gka.gated_kalmanet(**case)  # loads the kernels
-    torch.cuda.synchronize()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_graph_replays_a_call_with_its_gradients(path, dtype):
+    def both(inputs):
+        leaves = requiring_grad(inputs)
+        o, _ = gka.gated_kalmanet(**leaves)
+        return [o.detach(), *torch.autograd.grad(o, list(leaves.values()), torch.ones_like(o))]
+
+    case = on_gpu(make(2, 200, 2, 32, 32, dtype=dtype))
+    other = on_gpu(make(2, 200, 2, 32, 32, dtype=dtype, seed=7))
     inputs = {name: tensor.clone() for name, tensor in case.items()}
+    with torch.cuda.stream(torch.cuda.Stream()):  # loads the kernels, as torch asks for, beside the main stream
+        both(inputs)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        o, _ = gka.gated_kalmanet(**inputs)
+        got = both(inputs)
     for name, tensor in other.items():
         inputs[name].copy_(tensor)
     graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(o, gka.gated_kalmanet(**other)[0])
+    for mine, theirs in zip(got, both(other), strict=True):
+        assert torch.equal(mine, theirs)
 
 
-def test_gradients_match_those_of_the_cpu_through_autocast():
+def test_gradients_match_those_of_the_cpu_through_autocast(path):
     case = make(1, 70, 2, 32, 32, dtype=torch.float32)
     leaves = requiring_grad(on_gpu(case))
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -135,7 +205,20 @@ def test_gradients_match_those_of_the_cpu_through_autocast():
         assert gradient.isfinite().all(), name
 
 
-def test_choose_kernel_says_that_the_gpu_runs_it():
+def test_choose_kernel_names_the_path_that_a_call_takes(path):
     kernel, reason = gka.choose_kernel("cuda", torch.bfloat16, key_dim=128)
-    assert kernel == "cuda"
+    assert kernel == {"plain": "cuda", "hopper": "hopper"}[path]
     assert "hopper" in reason
+    for other in ({"dtype": torch.float32}, {"solver": "exact"}, {"iterations": 100}, {"decay_keys": False}):
+        kernel, reason = gka.choose_kernel("cuda", **{"dtype": torch.bfloat16, **other})
+        assert kernel == "cuda"
+        assert reason.startswith("hopper: ")
+
+
+def test_an_unknown_path_is_refused(monkeypatch):
+    monkeypatch.setenv("GKA_GPU", "abacus")
+    if not {backend.name: backend.built for backend in gka.backends()}["hopper"]:
+        pytest.skip("this library has one path")
+    case = on_gpu(make())
+    with pytest.raises(ValueError, match="GKA_GPU=abacus is not known"):
+        gka.gated_kalmanet(**case)

@@ -13,6 +13,7 @@
 //
 // and a token's own gradient is dH_c = −½ σ_c Σ (p zᵀ + z pᵀ) + φ_c H_c: one pair (y, x̃) for the implicit gradient, one
 // per iteration for the unrolled; φ is what comes through the norm.
+#include "kernels/cuda/plain.h"
 #include "kernels/cuda/tokens.cuh"
 
 namespace gka::kernels::cuda {
@@ -720,7 +721,7 @@ void backward_as(const Problem& p, const Saved& saved, const Gradients& out, con
 
 }  // namespace
 
-void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device) {
+void plain::backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device) {
   const CurrentDevice current(device.index);
   with_arithmetic(state_dtype(problem), [&]<typename T>(T) { backward_as<T>(problem, saved, gradients, device); });
 }

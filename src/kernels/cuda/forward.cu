@@ -1,5 +1,6 @@
 // Forward: what every segment adds to the states, all at once; the states carried along each sequence; then all
 // segments solved at once, each walking its own chunks.
+#include "kernels/cuda/plain.h"
 #include "kernels/cuda/tokens.cuh"
 
 namespace gka::kernels::cuda {
@@ -112,7 +113,7 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
 
 }  // namespace
 
-void forward(const Problem& problem, const Outputs& outputs, const Device& device) {
+void plain::forward(const Problem& problem, const Outputs& outputs, const Device& device) {
   const CurrentDevice current(device.index);
   with_arithmetic(state_dtype(problem), [&]<typename T>(T) { forward_as<T>(problem, outputs, device); });
 }

@@ -2,6 +2,7 @@
 // a team walks over the rows of its run, so that the weight's gradient is summed in registers too: per run, and then
 // over the runs in their order.
 #include "gka/block_kernels.h"
+#include "kernels/cuda/gated_rms_norm_vectors.cuh"
 #include "kernels/cuda/rows.cuh"
 
 namespace gka::kernels::cuda {
@@ -162,6 +163,12 @@ void forward_as(const GatedRmsNorm& n, const View& y, const Device& device) {
          device.stream, n, y, rows);
 }
 
+template <typename T>
+void sum_weight(const GatedRmsNorm& n, const View& d_weight, const T* kept, std::int64_t blocks, const Device& device) {
+  const CurrentDevice current(device.index);
+  launch(sum_blocks<T>, (n.dim + kLanes - 1) / kLanes, kThreads * 8, device.stream, n, d_weight, kept, blocks);
+}
+
 template <typename T, typename TeamOf>
 void backward_as(const GatedRmsNorm& n, const GatedRmsNormGradients& g, const Device& device) {
   const std::int64_t rows = rows_of(n), per_block = kRunRows * TeamOf::kTeams;
@@ -170,9 +177,7 @@ void backward_as(const GatedRmsNorm& n, const GatedRmsNormGradients& g, const De
   constexpr int kShared = TeamOf::kTeams * TeamOf::kSize * static_cast<int>(sizeof(T));
   if constexpr (kShared > 48 * 1024) resident_blocks(differentiate_rows<T, TeamOf>, kShared);  // allows it so much
   launch(differentiate_rows<T, TeamOf>, blocks, kShared, device.stream, n, g, rows, kept);
-  if (!given(g.d_weight)) return;
-  launch(sum_blocks<T>, (n.dim + kLanes - 1) / kLanes, kThreads * 8, device.stream, n, g.d_weight,
-         static_cast<const T*>(kept), blocks);
+  if (given(g.d_weight)) sum_weight(n, g.d_weight, static_cast<const T*>(kept), blocks, device);
 }
 
 /// body(T{}, Team{}): the narrowest team that holds a row.
@@ -189,10 +194,19 @@ void with_team(const GatedRmsNorm& n, const Device& device, Body&& body) {
 }  // namespace
 
 void gated_rms_norm(const GatedRmsNorm& norm, const View& y, const Device& device) {
+  if (vectors::takes(norm, {&norm.x, &norm.gate, &y})) return vectors::forward(norm, y, device);
   with_team(norm, device, [&]<typename T, typename TeamOf>(T, TeamOf) { forward_as<T, TeamOf>(norm, y, device); });
 }
 
 void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const Device& device) {
+  if (given(gradients.d_x) &&
+      vectors::takes(norm, {&norm.x, &norm.gate, &gradients.d_y, &gradients.d_x, &gradients.d_gate})) {
+    const float* kept = vectors::backward(norm, gradients, device);
+    if (given(gradients.d_weight)) {
+      sum_weight(norm, gradients.d_weight, kept, vectors::blocks_of(norm, vectors::kRowsEach), device);
+    }
+    return;
+  }
   with_team(norm, device,
             [&]<typename T, typename TeamOf>(T, TeamOf) { backward_as<T, TeamOf>(norm, gradients, device); });
 }

@@ -7,6 +7,7 @@
 // weight and bias are summed per run, per block of runs, and then over the blocks in their order.
 #include "gka/block_kernels.h"
 #include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/short_conv_vectors.cuh"
 
 namespace gka::kernels::cuda {
 namespace {
@@ -483,11 +484,18 @@ void with_shape(const ShortConv& k, const Device& device, Body&& body) {
 }  // namespace
 
 void short_conv(const ShortConv& conv, const ShortConvOutputs& outputs, const Device& device) {
+  if (!given(outputs.final_state) && vectors::takes(conv, {&conv.x, &outputs.y})) {
+    return vectors::forward(conv, outputs.y, device);
+  }
   with_shape(conv, device,
              [&]<typename S>(S) { forward_as<typename S::Number, S::kGroup, S::kWidth>(conv, outputs, device); });
 }
 
 void short_conv_backward(const ShortConv& conv, const ShortConvGradients& gradients, const Device& device) {
+  if (given(gradients.d_x) && !given(gradients.d_final_state) && !given(gradients.d_bias) &&
+      vectors::takes(conv, {&conv.x, &gradients.d_y, &gradients.d_x})) {
+    return vectors::backward(conv, gradients, device);
+  }
   with_shape(conv, device,
              [&]<typename S>(S) { backward_as<typename S::Number, S::kGroup, S::kWidth>(conv, gradients, device); });
 }

@@ -1,4 +1,5 @@
-// One chunk of 64 tokens as the backward passes see it: decays between its tokens, and its arrays in memory.
+// One chunk of 64 tokens as the backward passes see it: decays between its tokens, what of it is not finite, and its
+// arrays as tiles.
 #pragma once
 
 #include "kernels/cuda/hopper/backward_tiles.cuh"
@@ -6,7 +7,7 @@
 
 namespace gka::kernels::cuda::hopper::passes {
 
-inline constexpr int kChunk = 64;
+inline constexpr int kTileBytes = kChunk * kWidth * 2, kStateNumbers = kWidth * kWidth, kStateBytes = kStateNumbers * 2;
 
 template <typename Body>
 __device__ __forceinline__ void each_of(int n, Body&& body) {
@@ -51,130 +52,251 @@ __device__ inline Place place_of(const Segment& segment, int half, std::int64_t 
           .len = static_cast<int>(least<std::int64_t>(most<std::int64_t>(left, 0), kChunk))};
 }
 
-/// Per-token numbers. Tokens behind the last one neither decay nor write, so nothing below asks how many there are.
+/// Times a factor; 0 clears, also what is not finite.
+__device__ __forceinline__ float faded(float x, float by) { return by == 0 ? 0 : x * by; }
+
+// ---- Gates, and what is lost ------------------------------------------------------------------------------------
+
+/// What of a token is not finite. Such rows are read as 0, so that no product carries them to other tokens; who is
+/// lost with them is found by walking the chunk, up to the next γ = 0.
+enum Bad : int { kBadKey = 1, kBadValue = 2, kBadOutput = 4, kBadQuery = 8, kBadSolved = 16 };
+
+/// Per-token numbers, found once and kept for the kernels that follow. Tokens behind the last one neither decay nor
+/// write, so nothing below asks how many there are.
 ///
 /// M_jc = 2^(reach_c − reach_j). A γ of 0, like every one that float32 would take to 0, counts as 2^-300: products
 /// across it are then exactly 0, and reach stays small enough for float32.
-struct Gates {
-  double sums[kChunk];
+struct alignas(16) KeptGates {
   float reach[kChunk];  // log₂ Π_{i≤c} γ_i
   float beta[kChunk], alpha[kChunk];
   float sigma[kChunk];  // 1/‖H_c‖, 0 where there is nothing to solve
   float zeta[kChunk];   // what is left of the state before the chunk
   float end[kChunk];    // what is left at the chunk's end of what token c wrote
-  float parts[kTileWarps * kChunk];
+  float k_down[kChunk], v_down[kChunk], o_down[kChunk], q_down[kChunk];  // by which rows of tiles are to be multiplied
+  float state_read[kChunk];                                              // ζ_c s m_cᵀ U_0 do_c
+  int bad[kChunk], forgets[kChunk];
+  int any_bad, padding[3];
+};
+
+struct Gates : KeptGates {
+  double sums[kChunk];
+  double carry;
+  alignas(8) float poison[kChunk];  // to be added to what is written for a token: 0, or NaN
+  alignas(16) float parts[4 * kChunk];
 
   __device__ void load(const Problem& p, const double* norm, const Place& place) {
     const Field<const double> norms = place.field(p, norm, 1);
+    if (tile_thread() == 0) any_bad = 0;
+    sync();
     each_of(kChunk, [&](int c) {
       const bool there = c < place.len;
       const auto gate = [&](const View& view, float otherwise) {
-        return view.data != nullptr ? read<float>(view, place.at(view, c)) : otherwise;
+        return there && view.data != nullptr ? read<float>(view, place.at(view, c)) : otherwise;
       };
-      const float g = there ? gate(p.log_decay, 0) : 0;
-      sums[c] = g < -100 ? -300.0 : g * 1.4426950408889634;
-      beta[c] = there ? gate(p.beta, 1) : 0;
-      alpha[c] = there ? gate(p.alpha, 1) : 0;
+      const float g = gate(p.log_decay, 0), b = gate(p.beta, there ? 1 : 0), a = gate(p.alpha, there ? 1 : 0);
       const double f = there ? *norms.at(c, 0) : 0;
-      sigma[c] = f == 0 ? 0 : static_cast<float>(1 / f);
+      bad[c] = (g != g || !finite(b) ? kBadKey : 0) | (!finite(a) || !finite(f) ? kBadQuery : 0);
+      if (bad[c] != 0) raise(&any_bad);
+      forgets[c] = g < -100;
+      sums[c] = g != g ? 0.0 : forgets[c] ? -300.0 : g * 1.4426950408889634;
+      beta[c] = finite(b) ? b : 0;
+      alpha[c] = finite(a) ? a : 0;
+      sigma[c] = f == 0 || !finite(f) ? 0 : static_cast<float>(1 / f);
+      poison[c] = 0;
     });
-    add_up(sums);
+    scan_tokens(&carry, [&](int c) { return sums[c]; }, [&](int c, double sum) { sums[c] = sum; });
     each_of(kChunk, [&](int c) {
       reach[c] = static_cast<float>(sums[c]);
       zeta[c] = power_of_two(reach[c]);
       end[c] = power_of_two(static_cast<float>(sums[kChunk - 1] - sums[c]));
     });
   }
+
+  /// A row of this token is not finite.
+  __device__ __forceinline__ void found(int c, int what) {
+    mark(&bad[c], what);
+    raise(&any_bad);
+  }
+  // After a barrier behind the loading of rows; these end with one.
+  /// Lost is what has such a mark, and what comes after it, or after a lost state `before` the chunk.
+  __device__ bool lose_after(int marks, bool before) {
+    return lose(before, [&](bool reached, int i) { return (reached && !forgets[i]) || (bad[i] & marks) != 0; });
+  }
+  /// Lost is what has such a mark, and what comes before it, or before a lost gradient `behind` the chunk.
+  __device__ void lose_before(int marks, bool behind) {
+    lose(
+        behind,
+        [&](bool reached, int i) {
+          const int c = kChunk - 1 - i;
+          return (reached && (i == 0 || !forgets[c + 1])) || (bad[c] & marks) != 0;
+        },
+        true);
+  }
+  /// Whether a token with such a mark reaches the state before the chunk.
+  __device__ bool spoils_start(int marks) const {
+    if (!any_bad) return false;
+#pragma unroll 1
+    for (int c = 0; c < kChunk && !forgets[c]; ++c) {
+      if (bad[c] & marks) return true;
+    }
+    return false;
+  }
+
+ private:
+  template <typename Step>
+  __device__ bool lose(bool reached, Step&& step, bool backwards = false) {
+    if (!reached && !any_bad) {
+      each_of(kChunk, [&](int c) { poison[c] = 0; });
+      return false;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kChunk; ++i) {
+      reached = step(reached, i);
+      if (tile_thread() == 0) poison[backwards ? kChunk - 1 - i : i] = reached ? bits_to_float(0x7fc00000u) : 0;
+    }
+    sync();
+    return reached;
+  }
 };
 
-/// Asks for rows of `columns` numbers that will be read later.
-template <typename T>
-__device__ __forceinline__ void announce_rows(const Field<T>& field, int len, int columns) {
-  const int across = (columns * static_cast<int>(sizeof(T)) + 127) / 128;
-  for (int i = tile_thread(); i < len * across; i += kTileThreads) {
-    announce_line(field.at(i / across, i % across * 128 / static_cast<int>(sizeof(T))));
-  }
-}
+// ---- Rows -------------------------------------------------------------------------------------------------------
 
-/// Four 16-bit numbers; kAligned: at a multiple of 8 bytes.
-template <bool kAligned>
-__device__ __forceinline__ Packed read_packed(const std::uint16_t* p) {
-  if constexpr (kAligned) return read_words(p);
-  const auto word = [&](int i) { return p[i] | static_cast<std::uint32_t>(p[i + 1]) << 16; };
-  return {word(0), word(2)};
-}
+struct alignas(16) Eight {
+  float x[8];
+};
 
 template <DType kType>
-__device__ __forceinline__ Pair unpack(std::uint32_t word) {
-  if constexpr (kType == DType::float16) {
-    return {half_to_float(static_cast<std::uint16_t>(word)), half_to_float(static_cast<std::uint16_t>(word >> 16))};
-  } else {
-    return unpack_pair(word);
+__device__ __forceinline__ Eight unpack(const Unit& unit) {
+  Eight eight;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const Pair pair = kType == DType::float16 ? unpack_halves(unit.words[w]) : unpack_bfloats(unit.words[w]);
+    eight.x[2 * w] = pair.x;
+    eight.x[2 * w + 1] = pair.y;
   }
+  return eight;
 }
 template <DType kType>
-__device__ __forceinline__ Quad unpack(const Packed& packed) {
-  const Pair a = unpack<kType>(packed.words[0]), b = unpack<kType>(packed.words[1]);
-  return {a.x, a.y, b.x, b.y};
+__device__ __forceinline__ std::uint32_t pack_as(float x, float y) {
+  return kType == DType::float16 ? pack_halves(x, y) : pack_bfloats(x, y);
 }
-
-/// Times a factor; 0 clears, also what is not finite.
-__device__ __forceinline__ float faded(float x, float by) { return by == 0 ? 0 : x * by; }
-__device__ __forceinline__ Quad faded(Quad q, float by) {
-  return {faded(q.x[0], by), faded(q.x[1], by), faded(q.x[2], by), faded(q.x[3], by)};
-}
-
-/// Every four columns of an array of tokens: value(row, column, load(row, column)) for tokens and columns that are
-/// there, else 0. Several loads are under way at a time.
-template <int kDim, typename Load, typename Value>
-__device__ __forceinline__ void fill_rows(const Rows& to, int len, int columns, Load&& load, Value&& value) {
-  constexpr int kAtOnce = 4, kAcross = kDim / 4;
-  for (int first = tile_thread(); first < kChunk * kAcross; first += kAtOnce * kTileThreads) {
-    decltype(load(0, 0)) values[kAtOnce];
+__device__ __forceinline__ Unit pack_eight(const Eight& eight, float by) {
+  Unit unit;
 #pragma unroll
-    for (int a = 0; a < kAtOnce; ++a) {
-      const int i = first + a * kTileThreads, row = i / kAcross, column = i % kAcross * 4;
-      if (row < len && column < columns) values[a] = load(row, column);
-    }
+  for (int w = 0; w < 4; ++w) unit.words[w] = pack_halves(eight.x[2 * w] * by, eight.x[2 * w + 1] * by);
+  return unit;
+}
+/// What that lost.
+__device__ __forceinline__ Unit pack_rest(const Eight& eight, float by, const Unit& unit) {
+  const Eight kept = unpack<DType::float16>(unit);
+  Unit rest;
 #pragma unroll
-    for (int a = 0; a < kAtOnce; ++a) {
-      const int i = first + a * kTileThreads, row = i / kAcross, column = i % kAcross * 4;
-      if (row >= kChunk) continue;
-      store_quad(to, row, column, row < len && column < columns ? value(row, column, values[a]) : Quad{});
-    }
+  for (int w = 0; w < 4; ++w) {
+    rest.words[w] = pack_halves(eight.x[2 * w] * by - kept.x[2 * w], eight.x[2 * w + 1] * by - kept.x[2 * w + 1]);
   }
+  return rest;
 }
-
-/// Whether a view is of bfloat16 that lie at multiples of four of them.
-inline bool lies_whole(const View& view) {
-  const auto whole = [](std::int64_t stride) { return stride % 4 == 0; };
-  return view.data == nullptr ||
-         (view.dtype == DType::bfloat16 && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
-          whole(view.batch_stride) && whole(view.token_stride) && whole(view.head_stride));
+__device__ __forceinline__ std::uint32_t largest_of(const Eight& eight) {
+  std::uint32_t top = 0;
+#pragma unroll
+  for (const float x : eight.x) top = most(top, size_bits(x));
+  return top;
 }
+__device__ __forceinline__ bool usable(std::uint32_t top) { return top < 0x7f800000u; }
 
-/// A view's tokens as they are, there after `wait_for_copies`: eight at a time where they are bfloat16 and lie that
-/// way.
-template <int kDim, DType kType, bool kAligned>
-__device__ __forceinline__ void load_rows(const Rows& to, const View& view, const Place& place, int columns) {
-  const Field<const std::uint16_t> from = place.field(view);
-  const bool whole = columns % 8 == 0 && from.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(from.data) % 16 == 0;
-  if (kType != DType::bfloat16 || !whole) {
-    return fill_rows<kDim>(
-        to, place.len, columns, [&](int c, int i) { return read_packed<kAligned>(from.at(c, i)); },
-        [](int, int, const Packed& packed) { return unpack<kType>(packed); });
-  }
-  constexpr int kAcross = kDim / 8;
-  for (int i = tile_thread(); i < kChunk * kAcross; i += kTileThreads) {
-    const int row = i / kAcross, column = i % kAcross * 8;
-    const bool there = row < place.len && column < columns;
-    copy_sixteen(to.hi + row * to.ld + column, there ? from.at(row, column) : from.data, !there);
-  }
-}
-
-/// Where gradients of the chunk's tokens go, in pairs. kWhole: bfloat16, and aligned.
+/// Eight 16-bit numbers from a multiple of eight on, of `columns` (a multiple of 4).
 template <bool kWhole>
+__device__ __forceinline__ Unit read_row(const Field<const std::uint16_t>& from, int c, int i, int len, int columns) {
+  if (c >= len || i >= columns) return {};
+  const std::uint16_t* p = from.at(c, i);
+  if constexpr (kWhole) return read_unit(p);
+  Unit unit{};
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    if (i + e < columns) unit.words[e / 2] |= static_cast<std::uint32_t>(p[e]) << 16 * (e % 2);
+  }
+  return unit;
+}
+template <bool kWhole>
+__device__ __forceinline__ Eight read_row(const Field<const float>& from, int c, int i, int len, int columns) {
+  if (c >= len || i >= columns) return {};
+  const Quad first = read_quad(from.at(c, i));
+  Quad second{};
+  if (kWhole || i + 4 < columns) second = read_quad(from.at(c, i + 4));
+  return {first.x[0], first.x[1], first.x[2], first.x[3], second.x[0], second.x[1], second.x[2], second.x[3]};
+}
+
+/// Whether a view is of such 16-bit numbers, at multiples of eight of them.
+inline bool lies_whole(const View& view, DType dtype) {
+  const auto whole = [](std::int64_t stride) { return stride % 8 == 0; };
+  return view.data == nullptr || (view.dtype == dtype && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
+                                  whole(view.batch_stride) && whole(view.token_stride) && whole(view.head_stride));
+}
+
+/// A view's rows into a tile as they are. Every thread gets the units that it will see in `sweep_rows`.
+template <bool kWhole>
+__device__ __forceinline__ void fetch_rows(const Tile& to, const View& view, const Place& place, int columns) {
+  const Field<const std::uint16_t> from = place.field(view);
+  sweep_rows<0, 0, 8>(
+      [&](int c, int u) {
+        if constexpr (kWhole) {
+          const bool there = c < place.len;
+          copy_sixteen(to.at(c, 8 * u), there ? from.at(c, 8 * u) : from.data, !there);
+        } else {
+          to.put(c, u, read_row<false>(from, c, 8 * u, place.len, columns));
+        }
+        return 0;
+      },
+      [](auto&&...) {}, [](auto&&...) {});
+}
+
+/// Rows that `fetch_rows` brought into tiles one behind the other, after `wait_for_copies`: as float16, times powers of
+/// two of which `down` (kChunk numbers for each tile) gets the inverse. kBad: four bits for each tile. The tiles are
+/// taken in turn, so that there is little code.
+template <DType kType, int kTiles, int kBad>
+__device__ __forceinline__ void settle_rows(std::uint16_t* tiles, float* down, Gates& gates) {
+#pragma unroll 1
+  for (int i = 0; i < kTiles; ++i) {
+    const Tile tile{tiles + i * kChunk * kWidth, kChunk};
+    sweep_rows<1, 0, 4>([&](int c, int u) { return tile.unit(c, u); },
+                        [](int, int, const Unit& unit, auto& of) { of.top[0] = largest_of(unpack<kType>(unit)); },
+                        [&](int c, int u, const Unit& unit, const auto& of) {
+                          const Scale scale = scale_of(of.top[0]);
+                          tile.put(c, u, usable(of.top[0]) ? pack_eight(unpack<kType>(unit), scale.up) : Unit{});
+                          if (u != 0) return;
+                          down[i * kChunk + c] = scale.down;
+                          if (!usable(of.top[0])) gates.found(c, kBad >> 4 * i & 15);
+                        });
+  }
+}
+
+/// to = from · factor, row by row.
+__device__ __forceinline__ void weigh_rows(const Tile& to, const Tile& from, const float* factor) {
+  sweep_rows<0, 0, 4>([&](int c, int u) { return from.unit(c, u); }, [](auto&&...) {},
+                      [&](int c, int u, const Unit& unit, const auto&) {
+                        to.put(c, u, pack_eight(unpack<DType::float16>(unit), factor[c]));
+                      });
+}
+/// Scales weights of the 64 tokens so that float16 holds rows times them; what undoes it is returned. Between barriers.
+template <int kArrays>
+__device__ __forceinline__ float normalise(float* (&weights)[kArrays]) {
+  std::uint32_t top = 0;
+  for (const float* of : weights) {
+#pragma unroll 8
+    for (int c = 0; c < kChunk; ++c) top = most(top, size_bits(of[c]));
+  }
+  sync();
+  const Scale scale = scale_of(top);
+  each_of(kChunk, [&](int c) {
+    for (float* of : weights) of[c] *= scale.up;
+  });
+  return scale.down;
+}
+
+/// Where gradients of the chunk's tokens go, in pairs. Shape::kWhole: as the inputs, and aligned.
+template <typename Shape>
 struct Out {
+  static constexpr bool kWhole = Shape::kWhole;
   char* data;
   int stride;
   DType dtype;
@@ -186,37 +308,32 @@ struct Out {
   __device__ __forceinline__ void put(int c, int i, float x, float y) const {
     const std::int64_t at = static_cast<std::int64_t>(c) * stride + i;
     if constexpr (kWhole) {
-      *reinterpret_cast<std::uint32_t*>(data + at * 2) = pack_pair(x, y);
+      *reinterpret_cast<std::uint32_t*>(data + at * 2) = pack_as<Shape::kType>(x, y);
     } else if (dtype == DType::float32) {
       auto* to = reinterpret_cast<float*>(data) + at;
       to[0] = x;
       to[1] = y;
     } else {
       auto* to = reinterpret_cast<std::uint16_t*>(data) + at;
-      const bool half = dtype == DType::float16;
-      const std::uint32_t packed = pack_pair(x, y);
-      to[0] = half ? float_to_half(x) : static_cast<std::uint16_t>(packed);
-      to[1] = half ? float_to_half(y) : static_cast<std::uint16_t>(packed >> 16);
+      const std::uint32_t packed =
+          dtype == DType::float16 ? pack_as<DType::float16>(x, y) : pack_as<DType::bfloat16>(x, y);
+      to[0] = static_cast<std::uint16_t>(packed);
+      to[1] = static_cast<std::uint16_t>(packed >> 16);
     }
   }
-};
-
-/// Hands out arrays of tokens from a kernel's shared memory.
-template <int kDim>
-struct Shelf {
-  std::uint16_t* next;
-
-  static constexpr int plane() { return kChunk * (kDim + 8); }
-  static constexpr int score_plane() { return kChunk * (kChunk + 8); }
-
-  __device__ Rows rows(bool exact) { return take(plane(), kDim + 8, exact); }
-  __device__ Rows scores() { return take(score_plane(), kChunk + 8, false); }
-
- private:
-  __device__ Rows take(int size, int ld, bool exact) {
-    const Rows rows{.hi = next, .lo = exact ? nullptr : next + size, .ld = ld};
-    next += exact ? size : 2 * size;
-    return rows;
+  /// Eight columns, of which the first `columns` are there.
+  __device__ __forceinline__ void put(int c, int i, const Eight& eight, int columns) const {
+    if constexpr (kWhole) {
+      Unit unit;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) unit.words[w] = pack_as<Shape::kType>(eight.x[2 * w], eight.x[2 * w + 1]);
+      *reinterpret_cast<Unit*>(data + (static_cast<std::int64_t>(c) * stride + i) * 2) = unit;
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; e += 2) {
+        if (i + e < columns) put(c, i + e, eight.x[e], eight.x[e + 1]);
+      }
+    }
   }
 };
 

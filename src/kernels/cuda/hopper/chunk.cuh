@@ -17,11 +17,12 @@
 
 namespace gka::kernels::cuda::hopper {
 
-inline constexpr int kTokens = 64;         // of a chunk
-inline constexpr int kWarpgroup = 128;     // threads of a block
-inline constexpr double kForget = -1e6;    // log γ of γ = 0
-inline constexpr double kLogZero = -1e30;  // log 0, with which one can still subtract
-inline constexpr double kVanished = -85;   // log ‖H‖_F below which 1/‖H‖_F leaves float32: nothing is remembered
+inline constexpr int kTokens = 64;          // of a chunk
+inline constexpr int kWarpgroup = 128;      // threads of a block
+inline constexpr double kForget = -1e6;     // log γ of γ = 0
+inline constexpr double kForgets = -745.2;  // below this γ is 0 in float64
+inline constexpr double kLogZero = -1e30;   // log 0, with which one can still subtract
+inline constexpr double kVanished = -85;    // log ‖H‖_F below which 1/‖H‖_F leaves float32: nothing is remembered
 
 // ---- The cut ----------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ __device__ __forceinline__ int opaque(int value) {
   return value;
 }
 /// This thread's first row of a 64-row accumulator (the other is 8 below), and its first column (others 8 apart).
-__device__ __forceinline__ int own_row() { return thread() / 32 * 16 + lane() / 4; }
+__device__ __forceinline__ int own_row() { return thread() % kWarpgroup / 32 * 16 + lane() / 4; }
 __device__ __forceinline__ int own_column() { return lane() % 4 * 2; }
 
 /// body(row, column, first, second) for each pair of neighbouring numbers this thread holds.
@@ -190,12 +191,12 @@ __device__ __forceinline__ double scan(double value, double& carry, Join&& join)
   return value;
 }
 
-/// Ends with a barrier; begin with one if anybody may still read the last ones.
+/// Begin with a barrier if anybody may still read the last ones; one more has to come before find_lost.
 __device__ inline void set_gates(Gates& s, const GateOfToken& gate) {
   const int c = thread();
   const bool bad = gate.log_decay != gate.log_decay || !finite(gate.beta);
   const double step = gate.log_decay >= kForget ? static_cast<double>(gate.log_decay) : kForget;
-  const bool forgets = step < -745.2;
+  const bool forgets = step < kForgets;
   const unsigned word = __ballot_sync(0xffffffffu, forgets && c < kTokens);
   if (c == 0 || c == 32) s.forgets[c / 32] = word;
   const double sum = scan(forgets ? kForget : step, s.carry, [](double a, double b) { return a + b; });
@@ -213,7 +214,6 @@ __device__ inline void set_gates(Gates& s, const GateOfToken& gate) {
   if (c == 0) s.any_bad = 0;
   sync();
   if (bad) raise(&s.any_bad);
-  sync();
 }
 
 /// Which tokens a bad one, or a state that was lost before, has reached: everything from there to the next γ = 0.
@@ -247,25 +247,28 @@ __device__ __forceinline__ float to_float(std::uint16_t bits) {
   return kType == DType::float16 ? half_to_float(bits) : bits_to_float(static_cast<std::uint32_t>(bits) << 16);
 }
 
-/// Whether eight 16-bit numbers are all finite: their exponents are not all ones.
 template <DType kType>
-__device__ __forceinline__ bool all_finite(const uint4& unit) {
-  constexpr std::uint32_t kExponent = kType == DType::float16 ? 0x7c007c00u : 0x7f807f80u;
-  const auto fine = [](std::uint32_t word) {
-    const std::uint32_t e = word & kExponent;
-    return ((e & 0xffffu) != (kExponent & 0xffffu)) & ((e >> 16) != (kExponent >> 16));
-  };
-  return fine(unit.x) & fine(unit.y) & fine(unit.z) & fine(unit.w);
+__device__ __forceinline__ float2 to_floats(std::uint32_t word) {
+  if constexpr (kType == DType::float16) return unpack_half(word);
+  return {low(word), high(word)};
 }
 
-/// Columns first … first + kColumns − 1 of up to 64 rows of tokens, on their way from memory: thread t has units
-/// t, t + 128, … of the tile, row by row.
-template <int kColumns>
+/// Whether eight 16-bit numbers are all finite: one more in the exponent does not reach the sign.
+template <DType kType>
+__device__ __forceinline__ bool all_finite(const uint4& unit) {
+  constexpr std::uint32_t kOne = kType == DType::float16 ? 0x04000400u : 0x00800080u;
+  const auto reached = [](std::uint32_t word) { return (word & 0x7fff7fffu) + kOne; };
+  return ((reached(unit.x) | reached(unit.y) | reached(unit.z) | reached(unit.w)) & 0x80008000u) == 0;
+}
+
+/// Columns first … first + kColumns − 1 of up to 64 rows of tokens, on their way from memory: of a block of kCount
+/// threads thread t has units t, t + kCount, … of the tile, row by row.
+template <int kColumns, int kCount = kWarpgroup>
 struct TokenRows {
-  static constexpr int kUnits = kColumns / 8, kOwn = kTokens * kUnits / kWarpgroup;
+  static constexpr int kUnits = kColumns / 8, kOwn = kTokens * kUnits / kCount;
   uint4 unit[kOwn];
 
-  static constexpr int kRowsApart = kWarpgroup / kUnits;
+  static constexpr int kRowsApart = kCount / kUnits;
   __device__ static int row(int i) { return thread() / kUnits + i * kRowsApart; }
   __device__ static int column() { return thread() % kUnits; }  // in units
   /// Of unit i in a tile: the rows are multiples of 8 apart, so the swizzle is the same for all.
@@ -318,48 +321,82 @@ struct TokenRows {
     }
   }
 
-  /// factor(row) times the rows, as bf16 and (lo, if given) what that lost.
-  template <DType kType, typename Factor>
-  __device__ __forceinline__ void store(char* hi, char* lo, Factor&& factor) const {
+  /// As they are; units that are not finite become 0, and raise `lost` where their tokens have a weight.
+  template <DType kType>
+  __device__ __forceinline__ void store_checked(char* tile, const float (&weight)[kOwn], int* lost) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const int at = place(i);
-      const float by = factor(row(i));
+      if (!all_finite<kType>(unit[i])) {
+        unit[i] = {};
+        if (weight[i] != 0) raise(lost);
+      }
+      *reinterpret_cast<uint4*>(tile + place(i)) = unit[i];
+    }
+  }
+  /// As store_checked, and times their weights in two parts.
+  template <DType kType>
+  __device__ __forceinline__ void store_weighted(char* hi, char* lo, char* tile, const float (&weight)[kOwn],
+                                                 int* lost) {
+    constexpr bool kHalf = kType == DType::float16;
+    store_checked<kType>(tile, weight, lost);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
       const std::uint32_t words[4] = {unit[i].x, unit[i].y, unit[i].z, unit[i].w};
-      uint4 top, rest;
-      std::uint32_t* tops[4] = {&top.x, &top.y, &top.z, &top.w};
-      std::uint32_t* rests[4] = {&rest.x, &rest.y, &rest.z, &rest.w};
+      std::uint32_t top[4], rest[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const float a = by * to_float<kType>(static_cast<std::uint16_t>(words[w] & 0xffffu));
-        const float b = by * to_float<kType>(static_cast<std::uint16_t>(words[w] >> 16));
-        *tops[w] = pack(a, b);
-        *rests[w] = pack_rest(a, b, *tops[w]);
+        const float2 pair = to_floats<kType>(words[w]);
+        const float a = weight[i] * pair.x, b = weight[i] * pair.y;
+        top[w] = kHalf ? pack_half(a, b) : pack(a, b);
+        rest[w] = kHalf ? pack_half_rest(a, b, top[w]) : pack_rest(a, b, top[w]);
       }
-      *reinterpret_cast<uint4*>(hi + at) = top;
-      if (lo != nullptr) *reinterpret_cast<uint4*>(lo + at) = rest;
+      *reinterpret_cast<uint4*>(hi + place(i)) = {top[0], top[1], top[2], top[3]};
+      *reinterpret_cast<uint4*>(lo + place(i)) = {rest[0], rest[1], rest[2], rest[3]};
     }
   }
-  /// As float16, in one tile.
+  /// Units that are not finite become 0; returned is which.
   template <DType kType>
-  __device__ __forceinline__ void store_half(char* tile) const {
+  __device__ __forceinline__ unsigned clear_bad() {
+    unsigned bad = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const auto half = [](std::uint32_t word) {
-        return kType == DType::float16 ? word : pack_half(low(word), high(word));
-      };
-      *reinterpret_cast<uint4*>(tile + place(i)) = {half(unit[i].x), half(unit[i].y), half(unit[i].z), half(unit[i].w)};
+      if (all_finite<kType>(unit[i])) continue;
+      unit[i] = {};
+      bad |= 1u << i;
+    }
+    return bad;
+  }
+
+  /// As float16, in one tile, each row divided by the power of two below its largest number, so that float16 holds it
+  /// whatever its scale; `exponent[row]` is that power.
+  template <DType kType>
+  __device__ __forceinline__ void store_half(char* tile, int* exponent) const {
+    static_assert(kUnits <= 32 && 32 % kUnits == 0);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float2 pair[4] = {to_floats<kType>(unit[i].x), to_floats<kType>(unit[i].y), to_floats<kType>(unit[i].z),
+                              to_floats<kType>(unit[i].w)};
+      // Numbers without their signs are ordered as their bits are.
+      constexpr unsigned kUnsigned = 0x7fff7fffu;
+      const unsigned both = __vmaxu2(__vmaxu2(unit[i].x & kUnsigned, unit[i].y & kUnsigned),
+                                     __vmaxu2(unit[i].z & kUnsigned, unit[i].w & kUnsigned));
+      unsigned top = most(both & 0xffffu, both >> 16);
+#pragma unroll
+      for (int reach = kUnits / 2; reach > 0; reach /= 2) top = most(top, __shfl_xor_sync(0xffffffffu, top, reach));
+      const std::uint32_t bits = float_to_bits(to_float<kType>(static_cast<std::uint16_t>(top))) & 0x7f800000u;
+      const bool usual = bits > 0x01000000u && bits < 0x7e000000u;
+      const float by = usual ? bits_to_float(0x7f000000u - bits) : 1;
+      if (column() == 0) exponent[row(i)] = usual ? static_cast<int>(bits >> 23) - 127 : 0;
+      std::uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) words[w] = pack_half(pair[w].x * by, pair[w].y * by);
+      *reinterpret_cast<uint4*>(tile + place(i)) = {words[0], words[1], words[2], words[3]};
     }
   }
-  /// As they are: bf16 in one tile, float16 in two.
-  template <DType kType>
-  __device__ __forceinline__ void store_split(char* hi, char* lo) const {
-    if constexpr (kType == DType::bfloat16) {
+  /// As they are.
+  __device__ __forceinline__ void store(char* tile) const {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) *reinterpret_cast<uint4*>(hi + place(i)) = unit[i];
-    } else {
-      store<kType>(hi, lo, [](int) { return 1.0f; });
-    }
+    for (int i = 0; i < kOwn; ++i) *reinterpret_cast<uint4*>(tile + place(i)) = unit[i];
   }
 };
 
@@ -422,24 +459,25 @@ inline bool whole_pairs(const View& view, std::int64_t columns) {
 
 // ---- On the host ------------------------------------------------------------------------------------------------
 
-/// How many blocks of one warpgroup share the tasks of a kernel.
+/// How many blocks share the tasks of a kernel.
 template <typename... Parameters>
-std::int64_t blocks_of(void (*kernel)(Parameters...), std::int64_t tasks, int shared_bytes, int device) {
+std::int64_t blocks_of(void (*kernel)(Parameters...), std::int64_t tasks, int shared_bytes, int device,
+                       int threads = kWarpgroup) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "sizing shared memory");
   int resident = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kWarpgroup,
-                                                      static_cast<std::size_t>(shared_bytes)),
-        "asking for occupancy");
+  check(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, static_cast<std::size_t>(shared_bytes)),
+      "asking for occupancy");
   return least<std::int64_t>(tasks, most(resident, 1) * multiprocessors(device));
 }
 
-template <typename... Parameters, typename... Arguments>
+template <int kBlock = kWarpgroup, typename... Parameters, typename... Arguments>
 void start(void (*kernel)(Parameters...), std::int64_t tasks, int shared_bytes, const Device& device,
            Arguments&&... arguments) {
-  const std::int64_t blocks = blocks_of(kernel, tasks, shared_bytes, device.index);
+  const std::int64_t blocks = blocks_of(kernel, tasks, shared_bytes, device.index, kBlock);
   if (blocks <= 0) return;
-  kernel<<<static_cast<unsigned>(blocks), kWarpgroup, static_cast<std::size_t>(shared_bytes),
+  kernel<<<static_cast<unsigned>(blocks), kBlock, static_cast<std::size_t>(shared_bytes),
            static_cast<cudaStream_t>(device.stream)>>>(std::forward<Arguments>(arguments)...);
   check(cudaGetLastError(), "starting a kernel");
 }

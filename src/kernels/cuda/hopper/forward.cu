@@ -16,35 +16,19 @@ int segments_per_group(const Problem& p) {
   return per_group;
 }
 
-template <bool kKeys>
-void start_own_parts(const Problem& p, const Cut& cut, float* states, double* zeta, bool final, const Device& device) {
-  with_shape(p, [&](auto dim, auto type) {
-    constexpr int kDim = decltype(dim)::value, kColumns = kKeys ? kDim : 128;
-    constexpr DType kType = decltype(type)::type;
-    const Walk call{.states = states,
-                    .zeta = zeta,
-                    .rows = static_cast<int>(p.key_dim),
-                    .columns = static_cast<int>(kKeys ? p.key_dim : p.value_dim),
-                    .skip_last = !final,
-                    .whole_k = whole_units(p.k, p.key_dim),
-                    .whole_v = whole_units(p.v, p.value_dim)};
-    const std::int64_t across = (call.columns + kColumns - 1) / kColumns;
-    start(walk<kDim, kColumns, kKeys, false, kType>, cut.room * p.heads * across,
-          kWalkBytes<kDim, kColumns, kKeys, false>, device, p, cut, call);
-  });
-}
-
 }  // namespace
 
 const char* unsupported(const Problem& p) {
   const Options& o = p.options;
-  if (p.q.dtype != DType::bfloat16) return "the Hopper kernels take bfloat16";
+  if (p.q.dtype != DType::bfloat16 && p.q.dtype != DType::float16) {
+    return "the Hopper kernels take bfloat16 and float16";
+  }
   if (o.part != Part::both) return "the Hopper kernels run the whole operator only";
   if (o.solver != Solver::chebyshev) return "the Hopper kernels solve by Chebyshev only";
   if (o.ridge_mode != RidgeMode::adaptive) return "the Hopper kernels take the adaptive ridge only";
   if (!o.decay_keys) return "the Hopper kernels decay H and U alike";
   if (p.key_dim > 128) return "the Hopper kernels take up to 128 key channels";
-  if (o.iterations > 32) return "the Hopper kernels take up to 32 iterations";
+  if (o.iterations > kMostSteps) return "the Hopper kernels take up to 64 iterations";
   if (o.chunk != 0 && o.chunk != kTokens) return "the Hopper kernels have chunks of 64 tokens";
   return nullptr;
 }
@@ -58,52 +42,56 @@ void forward(const Problem& p, const Outputs& out, const Device& device) {
   const CurrentDevice current(device.index);
   const Cut cut = start_cut(p, segments_per_group(p), device);
   const std::int64_t groups = cut.room * p.heads, per_token = p.batch * p.tokens * p.heads;
-  auto* const h = allocate<float>(device, groups * p.key_dim * p.key_dim);
-  auto* const u = allocate<float>(device, groups * p.key_dim * p.value_dim);
-  auto* const key_zeta = allocate<double>(device, groups);
-  auto* const value_zeta = allocate<double>(device, groups);
-  start_own_parts<true>(p, cut, h, key_zeta, out.h != nullptr, device);
-  start_own_parts<false>(p, cut, u, value_zeta, out.u != nullptr, device);
-  const Plan along{.segments = nullptr, .begin = cut.group_begin, .most = cut.room};
-  start_carry<float>(p, along, device,
-                     {.parts = h,
-                      .zeta = key_zeta,
-                      .start = static_cast<const float*>(p.h0),
-                      .end = static_cast<float*>(out.h),
-                      .rows = p.key_dim,
-                      .columns = p.key_dim,
-                      .symmetric = true,
-                      .backwards = false});
-  start_carry<float>(p, along, device,
-                     {.parts = u,
-                      .zeta = value_zeta,
-                      .start = static_cast<const float*>(p.u0),
-                      .end = static_cast<float*>(out.u),
-                      .rows = p.key_dim,
-                      .columns = p.value_dim,
-                      .symmetric = false,
-                      .backwards = false});
-  const KeyStates states = room_for_key_states(p, device);
-  start_spread(p, cut, h, static_cast<float*>(out.saved.h), states, device);
-  const SolveCall call{.rhs = p.q,
-                       .x = static_cast<float*>(out.saved.x),
-                       .norm = out.saved.norm != nullptr ? out.saved.norm : allocate<double>(device, per_token),
-                       .norms_given = false,
-                       .normalise = false,
-                       .z = allocate<uint4>(device, 2 * segments_of(p) * p.heads * padded_dim(p) / 8 * kWarpgroup)};
-  start_solve<true>(p, cut.plan, states, call, device);
+  const std::int64_t slots = 2 * segments_of(p) * p.heads;
+  const int dim = static_cast<int>(p.key_dim), width = static_cast<int>(p.value_dim);
+  auto* const h = allocate<float>(device, groups * dim * dim);
+  auto* const u = allocate<float>(device, groups * dim * width);
+  auto* const zeta = allocate<double>(device, groups);
+  Walk call{.fades = start_fades(p, cut.plan, device),
+            .h = {.states = h, .rows = dim, .columns = dim},
+            .u = {.states = u, .rows = dim, .columns = width},
+            .zeta = zeta,
+            .skip_last = out.h == nullptr && out.u == nullptr,
+            .whole_k = whole_units(p.k, p.key_dim),
+            .whole_v = whole_units(p.v, p.value_dim)};
+  start_walk<false>(p, cut, call, device);
+  const GroupStates of_h{.parts = h,
+                         .start = static_cast<const float*>(p.h0),
+                         .end = static_cast<float*>(out.h),
+                         .rows = dim,
+                         .columns = dim,
+                         .symmetric = true};
+  const GroupStates of_u{.parts = u,
+                         .start = static_cast<const float*>(p.u0),
+                         .end = static_cast<float*>(out.u),
+                         .rows = dim,
+                         .columns = width};
+  const std::int64_t elements = p.sequences * p.heads * (dim * dim + dim * width + 512);
+  start<256>(carry_groups, elements / 256, 0, device, p, cut, of_h, of_u, static_cast<const double*>(zeta));
+  call.h.spread = room_for_states(p, device, 1, 1);
+  call.h.saved = static_cast<float*>(out.saved.h);
+  call.u.spread = room_for_states(p, device, (width + kWidth - 1) / kWidth, 1);
+  call.u.saved = static_cast<float*>(out.saved.u);
+  start_walk<true>(p, cut, call, device);
+  const SolveCall queries{.rhs = p.q,
+                          .x = static_cast<float*>(out.saved.x),
+                          .norm = out.saved.norm != nullptr ? out.saved.norm : allocate<double>(device, per_token),
+                          .norms_given = false,
+                          .normalise = false,
+                          .z = allocate<uint4>(device, slots * kDim / 8 * kWarpgroup),
+                          .z_scale = allocate<float>(device, slots * kTokens)};
+  const char* const packages = start_solve<true>(p, cut.plan, call.h.spread, queries, device);
   const RecallCall answers{.o = out.o,
-                           .z = call.z,
-                           .states = u,
-                           .saved = static_cast<float*>(out.saved.u),
-                           .whole_k = whole_units(p.k, p.key_dim),
-                           .whole_v = whole_units(p.v, p.value_dim),
-                           .o_pairs = whole_pairs(out.o, p.value_dim)};
-  with_shape(p, [&](auto dim, auto type) {
-    constexpr int kDim = decltype(dim)::value;
-    constexpr DType kType = decltype(type)::type;
-    const std::int64_t across = (p.value_dim + kValues - 1) / kValues;
-    start(recall<kDim, kType>, groups * across, kRecallBytes<kDim, kType>, device, p, cut, answers);
+                           .packages = packages,
+                           .z = queries.z,
+                           .z_scale = queries.z_scale,
+                           .states = call.u.spread,
+                           .whole_v = call.whole_v,
+                           .o_pairs = whole_pairs(out.o, p.value_dim),
+                           .whole_o = out.o.dtype == p.q.dtype && whole_units(out.o, p.value_dim)};
+  with_type(p, [&](auto type) {
+    start(recall<kDim, decltype(type)::type>, slots * answers.states.across, kRecallBytes<kDim>, device, p, cut.plan,
+          answers);
   });
 }
 

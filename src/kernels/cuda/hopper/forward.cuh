@@ -1,67 +1,68 @@
 // The kernels of the forward pass in the order in which they run, for the host; the backward pass reuses the pieces.
+// They are compiled for D = 128, to which smaller sizes are padded.
 #pragma once
 
 #include "kernels/cuda/hopper/recall.cuh"
 
 namespace gka::kernels::cuda::hopper {
 
-// Without GKA_HOPPER_ALL the kernels are compiled for D = 128 alone, to which smaller sizes are padded.
-#ifdef GKA_HOPPER_ALL
-inline constexpr bool kAllShapes = true;
-#else
-inline constexpr bool kAllShapes = false;
-#endif
+inline constexpr int kDim = 128;
+inline int padded_dim(const Problem&) { return kDim; }
 
-/// D padded to what the kernels are compiled for.
-inline int padded_dim(const Problem& p) { return kAllShapes && p.key_dim <= 64 ? 64 : 128; }
-
-/// Calls body(D, type) with both as compile-time constants.
+/// Calls body with the type of the tokens as a compile-time constant.
 template <typename Body>
-void with_shape(const Problem& p, Body&& body) {
-  if constexpr (kAllShapes) {
-    if (padded_dim(p) == 64) return body(std::integral_constant<int, 64>{}, Storage<DType::bfloat16>{});
-  }
-  body(std::integral_constant<int, 128>{}, Storage<DType::bfloat16>{});
+void with_type(const Problem& p, Body&& body) {
+  if (p.q.dtype == DType::float16) return body(Storage<DType::float16>{});
+  body(Storage<DType::bfloat16>{});
 }
 
-inline KeyStates room_for_key_states(const Problem& p, const Device& device) {
-  const std::int64_t slots = 2 * segments_of(p) * p.heads, dim = padded_dim(p);
-  return {.tiles = allocate<__half>(device, slots * 2 * dim * dim), .norm = allocate<float>(device, slots)};
+/// Room for the states of `across` blocks of 128 columns at the start of every chunk; `parts` as in KeyStates.
+inline KeyStates room_for_states(const Problem& p, const Device& device, int across, int parts) {
+  const std::int64_t slots = 2 * segments_of(p) * p.heads;
+  return {.tiles = allocate<__half>(device, slots * across * parts * kDim * kWidth),
+          .norm = allocate<float>(device, slots * across),
+          .trace = allocate<float>(device, slots),
+          .parts = parts,
+          .across = across};
 }
 
-/// H at the start of every chunk, from H at the start of every group of `cut` (row-major float32). `saved`, if given,
-/// gets H at the start of every segment.
-inline void start_spread(const Problem& p, const Cut& cut, const float* group_states, float* saved,
-                         const KeyStates& states, const Device& device) {
-  with_shape(p, [&](auto dim, auto type) {
-    constexpr int kDim = decltype(dim)::value;
-    constexpr DType kType = decltype(type)::type;
-    const Walk walk_call{.states = const_cast<float*>(group_states),
-                         .rows = static_cast<int>(p.key_dim),
-                         .columns = static_cast<int>(p.key_dim),
-                         .spread = states,
-                         .saved = saved,
-                         .whole_k = whole_units(p.k, p.key_dim)};
-    start(walk<kDim, kDim, true, true, kType>, cut.room * p.heads, kWalkBytes<kDim, kDim, true, true>, device, p, cut,
-          walk_call);
+inline Fades start_fades(const Problem& p, const Plan& plan, const Device& device) {
+  const std::int64_t slots = 2 * segments_of(p) * p.heads;
+  const Fades fades{.weight = allocate<float>(device, slots * kTokens), .chunk = allocate<float2>(device, slots)};
+  with_type(
+      p, [&](auto type) { start<256>(find_fades<decltype(type)::type>, (slots + 7) / 8, 0, device, p, plan, fades); });
+  return fades;
+}
+
+/// A walk over H and U.
+template <bool kSpread>
+void start_walk(const Problem& p, const Cut& cut, const Walk& call, const Device& device) {
+  const std::int64_t across = (p.value_dim + kWidth - 1) / kWidth;
+  with_type(p, [&](auto type) {
+    start<kWalkThreads>(walk<kDim, kSpread, decltype(type)::type>, cut.room * p.heads * across,
+                        WalkRoom<kDim, kSpread>::kBytes, device, p, cut, call);
   });
 }
 
-/// x for any right-hand side.
+/// x for any right-hand side. Returned are the packages (prepare.cuh), in scratch.
 template <bool kReads = false>
-void start_solve(const Problem& p, const Plan& plan, const KeyStates& states, const SolveCall& call,
-                 const Device& device) {
-  const Schedule schedule = make_schedule(p.options.ridge, p.options.iterations, p.options.refine);
-  if (p.batch * p.tokens * p.heads == 0) return;
-  with_shape(p, [&](auto dim, auto type) {
-    constexpr int kDim = decltype(dim)::value;
-    constexpr DType kType = decltype(type)::type;
-    const std::int64_t blocks =
-        blocks_of(solve<kDim, kType, kReads>, 2 * segments_of(p) * p.heads, kSolveBytes<kDim>, device.index);
+const char* start_solve(const Problem& p, const Plan& plan, const KeyStates& states, const SolveCall& call,
+                        const Device& device) {
+  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine);
+  if (p.batch * p.tokens * p.heads == 0) return nullptr;
+  const std::int64_t tasks = 2 * segments_of(p) * p.heads;
+  auto* const packages = allocate<char>(device, tasks * Package<kDim>::kBytes);
+  with_type(p, [&](auto type) {
+    constexpr auto kernel = solve<kDim, decltype(type)::type, kReads>;
+    const std::int64_t blocks = blocks_of(kernel, tasks, kSolveBytes<kDim>, device.index);
     auto* const parked = allocate<float4>(device, blocks * kParked<kDim>);
-    start(solve<kDim, kType, kReads>, blocks, kSolveBytes<kDim>, device, p, plan, states, call, schedule, parked,
-          whole_units(p.k, p.key_dim), whole_pairs(call.rhs, p.key_dim));
+    const bool rhs_pairs = whole_pairs(call.rhs, p.key_dim);
+    start(prepare<kDim, decltype(type)::type>, tasks, kPrepareBytes<kDim>, device, p, plan, states, call, schedules,
+          packages, whole_units(p.k, p.key_dim), rhs_pairs);
+    start(kernel, blocks, kSolveBytes<kDim>, device, p, plan, states, call, schedules,
+          static_cast<const char*>(packages), parked, rhs_pairs);
   });
+  return packages;
 }
 
 }  // namespace gka::kernels::cuda::hopper

@@ -1,6 +1,6 @@
-// The Hopper kernels: bfloat16 inputs on tensor cores, compute capability 9.0. They carry part of the operator; what
-// they do not carry runs on the plain path (kernels/cuda), and `unsupported` says why. What a forward pass saves is the
-// same on both, so either backward pass may follow either forward pass.
+// The Hopper kernels: bfloat16 and float16 inputs on tensor cores, compute capability 9.0. They carry part of the
+// operator; what they do not carry runs on the plain path (kernels/cuda), and `unsupported` says why. What a forward
+// pass saves is the same on both, so either backward pass may follow either forward pass.
 #pragma once
 
 #include "gka/kernels.h"

@@ -1,177 +1,224 @@
-// The answers: o_c = s U_cᵀ z_c with z = q + α (x − q). A block walks the chunks of a group with 64 columns of U in its
-// accumulators,
+// The answers: o_c = s U_cᵀ z_c with z = q + α (x − q), chunk by chunk from U at the chunk's start,
 //
-//   o_c = s (ζ_c U_0ᵀ z_c + Σ_{j≤c} M_jc β_j (z_cᵀk_j) v_j),   U ← ζ_C U + Kᵀ diag(w) V,
+//   o_c = s (ζ_c U_0ᵀ z_c + Σ_{j≤c} M_jc β_j (z_cᵀk_j) v_j).
 //
-// so states of U are neither written nor read chunk by chunk. x is large where H is small, and rounding it or U to bf16
-// would cost 8e-3: z, U and the masked scores go into the products in two parts.
+// z, keys and U are float16 with their scales beside them: bf16 would cost 8e-3 each, as x is large where H is small;
+// of refined chunks, where it is largest, z comes in two parts. Keys and decays come from the package that the solve
+// had. Values are taken as they come, so the masked scores are of their type: bf16 in two parts, or float16 with a
+// scale for every row.
 #pragma once
 
 #include "kernels/cuda/hopper/solve.cuh"
 
 namespace gka::kernels::cuda::hopper {
 
-inline constexpr int kValues = 64;  // columns of U that a block walks with
-
 struct RecallCall {
   View o;
-  const uint4* z;       // as the solve leaves it
-  const float* states;  // [groups, heads, D, V]: U where each group begins
-  float* saved;         // [segments, heads, D, V], or null
-  bool whole_k, whole_v, o_pairs;
+  const char* packages;
+  const uint4* z;  // as the solve leaves it
+  const float* z_scale;
+  KeyStates states;  // U at the start of every chunk
+  bool whole_v, o_pairs, whole_o;
 };
 
-/// U in two parts, keys and weighted values in two, values in two (float16 only).
-template <int D, DType kType>
-inline constexpr int kRecallBytes = 1024 + 2 * (2 * D * kValues + (kType == DType::float16 ? 2 : 1) * kTokens * D +
-                                                (kType == DType::float16 ? 4 : 3) * kTokens * kValues);
+/// U, keys, values.
+template <int D>
+inline constexpr int kRecallBytes = 1024 + 2 * (D * kWidth + kTokens * D + kTokens * kWidth);
+
+struct RecallRows {
+  ChunkRows rows;
+  int bad[kTokens], lost[kTokens];
+  std::uint64_t arrived[3];  // U, keys, rows
+};
 
 __device__ __forceinline__ void write_pair(const View& view, std::int64_t at, float a, float b, bool second,
                                            bool pairs) {
   const bool bf = view.dtype == DType::bfloat16;
   if (pairs && view.dtype != DType::float32) {
-    *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(view.data) + at) =
-        bf ? pack(a, b) : float_to_half(a) | static_cast<std::uint32_t>(float_to_half(b)) << 16;
+    *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(view.data) + at) = bf ? pack(a, b) : pack_half(a, b);
     return;
   }
   write<float>(view, at, a);
   if (second) write<float>(view, at + 1, b);
 }
 
+/// Which tokens a bad one, or a state that was lost before, has reached: everything from there to the next γ = 0.
+/// `bad_units` of `values` were not finite. Barriers.
+template <typename Rows>
+__device__ inline void find_lost(RecallRows& s, const Rows&, unsigned bad_units, bool before) {
+  if (thread() < kTokens) s.bad[thread()] = s.rows.flags[thread()] & kBadToken;
+  sync();
+  for (int i = 0; i < Rows::kOwn; ++i) {
+    if ((bad_units >> i & 1) != 0 && s.rows.reading[Rows::row(i)] > -1e29f) raise(&s.bad[Rows::row(i)]);
+  }
+  sync();
+  if (thread() == 0) {
+    int reached = before;
+    for (int c = 0; c < kTokens; ++c) {
+      s.lost[c] = reached = (reached && (s.rows.flags[c] & kForgetsAll) == 0) || s.bad[c];
+    }
+  }
+  sync();
+}
+
 template <int D, DType kType>
-__global__ void __launch_bounds__(kWarpgroup, 2)
-    recall(const __grid_constant__ Problem p, Cut cut, const __grid_constant__ RecallCall call) {
+__global__ void __launch_bounds__(kWarpgroup, 3)
+    recall(const __grid_constant__ Problem p, Plan plan, const __grid_constant__ RecallCall call) {
   constexpr bool kHalf = kType == DType::float16;
-  __shared__ Gates gates;
-  __shared__ float weight[kTokens];
-  __shared__ float sums[4];
-  constexpr int kPart = D * kValues * 2, kKeyTile = kTokens * D * 2, kValueTile = kTokens * kValues * 2;
-  char *const u_hi = aligned_tiles(), *const u_lo = u_hi + kPart;
-  char *const k = u_lo + kPart, *const k_lo = k + (kHalf ? kKeyTile : 0);
-  char *const hi = k_lo + kKeyTile, *const lo = hi + kValueTile;
-  char *const v = lo + kValueTile, *const v_lo = v + (kHalf ? kValueTile : 0);
-  const int dim = static_cast<int>(p.key_dim), width = static_cast<int>(p.value_dim);
-  const int across = (width + kValues - 1) / kValues;
+  constexpr int kHalves = 2, kColumns = kWidth / kHalves;
+  __shared__ RecallRows s;
+  char *const u = aligned_tiles(), *const k = u + D * kWidth * 2, *const v = k + kTokens * D * 2;
+  const int width = static_cast<int>(p.value_dim), across = call.states.across;
   const auto scale = static_cast<float>(p.options.scale);
-  for (std::int64_t task = block(); task < cut.count(p) * p.heads * across; task += blocks()) {
-    const int first = static_cast<int>(task % across) * kValues;
-    const std::int64_t head = task / across % p.heads, at = task / across / p.heads;
-    const Group group = cut.groups[at];
-    const Stretch whole = tokens_of(cut, group);
-    const int chunks = static_cast<int>((whole.length + kTokens - 1) / kTokens);
-    State<D, kValues> state;
-    state.load(call.states + (at * p.heads + head) * dim * width, dim, width, first);
-    bool lost = !finite(state.norm(sums));  // the state at the chunk's start
-    TokenRows<D> keys;
-    TokenRows<kValues> values;
-    GateOfToken gate;
-    const auto fetch = [&](int i) {
-      const Stretch chunk = chunk_of(whole, i);
-      keys.fetch(p.k, chunk, head, dim, 0, call.whole_k);
-      values.fetch(p.v, chunk, head, width, first, call.whole_v);
-      gate = fetch_gates(p, chunk, head);
-    };
-    fetch(0);
-    for (int i = 0; i < chunks; ++i) {
-      const Stretch chunk = chunk_of(whole, i);
-      const int len = static_cast<int>(chunk.length);
-      if (call.saved != nullptr && i % 2 == 0) {
-        state.store(call.saved + ((group.segment + i / 2) * p.heads + head) * dim * width, dim, width, first);
-      }
-      state.split(u_hi, u_lo, lost ? 0 : 1);
-      set_gates(gates, gate);
-      keys.template check<kType>(gates);
-      values.template check<kType>(gates);
-      const double end = gates.g[kTokens - 1];
-      if (thread() < kTokens) {
-        weight[thread()] = gates.beta[thread()] * __expf(static_cast<float>(end - gates.g[thread()]));
-      }
-      sync();
-      const bool lost_at_end = find_lost(gates, lost);
-      keys.template store_split<kType>(k, k_lo);
-      values.template store_split<kType>(v, v_lo);
-      values.template store<kType>(hi, lo, [&](int row) { return weight[row]; });
-      std::uint32_t z[D / 4], z_lo[D / 4];
-      const uint4* const from = call.z + ((2 * group.segment + i) * p.heads + head) * (D / 8) * kWarpgroup + thread();
+  if (thread() == 0) {
+    for (std::uint64_t& barrier : s.arrived) barrier_init(&barrier);
+    barrier_fence();
+  }
+  sync();
+  int phase = 0;
+  for (std::int64_t task = block(); task < 2 * plan.count(p) * p.heads * across; task += blocks()) {
+    const int column_block = static_cast<int>(task % across), first = column_block * kWidth;
+    const std::int64_t at = task / across, head = at % p.heads;
+    const Stretch chunk = tokens_of(plan, at / p.heads);
+    const int len = static_cast<int>(chunk.length);
+    if (len <= 0) continue;
+    if (thread() == 0) {
+      const char* const package = call.packages + at * Package<D>::kBytes;
+      bulk_load(&s.rows, package + Package<D>::kRows, sizeof(ChunkRows), &s.arrived[2]);
+      bulk_load(k, package, Package<D>::kMask, &s.arrived[1]);
+      bulk_load(u, call.states.tile(at, D, column_block), D * kWidth * 2, &s.arrived[0]);
+    }
+    std::uint32_t z[D / 4];
+    const uint4* const from = call.z + at * (D / 8) * kWarpgroup + thread();
+    TokenRows<kWidth> values;
+    values.fetch(p.v, chunk, head, width, first, call.whole_v);
+    const auto load_z = [&](int part) {
 #pragma unroll
       for (int n = 0; n < D / 16; ++n) {
-        const uint4 one = from[n * kWarpgroup], two = from[(n + D / 16) * kWarpgroup];
+        const uint4 one = from[(n + part * (D / 16)) * kWarpgroup];
         z[4 * n] = one.x, z[4 * n + 1] = one.y, z[4 * n + 2] = one.z, z[4 * n + 3] = one.w;
-        z_lo[4 * n] = two.x, z_lo[4 * n + 1] = two.y, z_lo[4 * n + 2] = two.z, z_lo[4 * n + 3] = two.w;
       }
-      publish();
-      sync();
-      const std::uint64_t key_tile = descriptor(k, kTokens * 128), key_lo = descriptor(k_lo, kTokens * 128);
-      const std::uint64_t state_hi = descriptor(u_hi, D * 128), state_lo = descriptor(u_lo, D * 128);
-      float scores[32], out[32];
+    };
+    // d = z times a tile, by product(d, step, add) for its steps of 16.
+    const auto multiply = [&](auto& d, bool refined, auto&& product) {
       wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < D / 16; ++s) {
-        mma<false>(scores, z + 4 * s, k_major_step(key_tile, s, kTokens), s > 0);
-        mma<false>(scores, z_lo + 4 * s, k_major_step(key_tile, s, kTokens));
-        if (kHalf) mma<false>(scores, z + 4 * s, k_major_step(key_lo, s, kTokens));
-      }
+      for (int i = 0; i < D / 16; ++i) product(d, i, i > 0);
       wgmma_commit();
+      wgmma_wait<0>();
+      hold(d);
+      if (!refined) return;
+      load_z(1);
+      wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < D / 16; ++s) {
-        mma<true>(out, z + 4 * s, mn_major_step(state_hi, s), s > 0);
-        mma<true>(out, z_lo + 4 * s, mn_major_step(state_hi, s));
-        mma<true>(out, z + 4 * s, mn_major_step(state_lo, s));
-      }
+      for (int i = 0; i < D / 16; ++i) product(d, i, 1);
       wgmma_commit();
-      wgmma_wait<1>();
-      hold(scores);
-      std::uint32_t masked[16], rest[16];
-      const float sinces[2] = {gates.since[own_row()], gates.since[own_row() + 8]};
-      const int froms[2] = {gates.from[own_row()], gates.from[own_row() + 8]};
+      wgmma_wait<0>();
+      hold(d);
+      load_z(0);
+    };
+    load_z(0);
+    float by[2] = {scale * call.z_scale[at * kTokens + own_row()], scale * call.z_scale[at * kTokens + own_row() + 8]};
+    const float norm = call.states.norm[at * across + column_block];
+    const unsigned bad_units = values.template clear_bad<kType>();
+    values.store(v);
+    publish();
+    barrier_wait(&s.arrived[2], phase);
+    const bool bad = bad_units != 0 || norm != norm || (s.rows.flags[thread() % kTokens] & kBadToken) != 0;
+    const bool some_lost = __syncthreads_or(bad) != 0;
+    if (some_lost) find_lost(s, values, bad_units, norm != norm);
+    float zeta[2] = {s.rows.zeta[own_row()], s.rows.zeta[own_row() + 8]};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) zeta[i] = norm == norm ? zeta[i] * norm : 0;
+    const std::uint64_t key_tile = descriptor(k, kTokens * 128);
+    std::uint32_t masked[16], rest[kHalf ? 1 : 16];
+    barrier_wait(&s.arrived[1], phase);
+    {
+      float scores[32];
+      multiply(scores, s.rows.refined != 0, [&](auto& d, int i, int add) {
+        mma<false, true>(d, z + 4 * i, k_major_step(key_tile, i, kTokens), add);
+      });
 #pragma unroll
       for (int n = 0; n < 16; ++n) {
-        const int row = own_row() + n % 2 * 8, j = n / 2 * 8 + own_column();
-        const float2 beta = *reinterpret_cast<const float2*>(&gates.beta[j]);
-        const float2 since = *reinterpret_cast<const float2*>(&gates.since[j]);
-        const float one = beta.x * __expf(sinces[n % 2] - since.x) * scores[2 * n];
-        const float two = beta.y * __expf(sinces[n % 2] - since.y) * scores[2 * n + 1];
-        const float a = j >= froms[n % 2] && j <= row ? one : 0, b = j + 1 >= froms[n % 2] && j + 1 <= row ? two : 0;
-        masked[n] = pack(a, b);
-        rest[n] = pack_rest(a, b, masked[n]);
+        const float2 m = mask_at(s.rows.since, s.rows.reading, s.rows.from, 2 * n);
+        scores[2 * n] = m.x == 0 ? 0 : m.x * scores[2 * n];
+        scores[2 * n + 1] = m.y == 0 ? 0 : m.y * scores[2 * n + 1];
       }
-      wgmma_wait<0>();
-      hold(out);
-      const float zeta[2] = {__expf(static_cast<float>(gates.g[own_row()])),
-                             __expf(static_cast<float>(gates.g[own_row() + 8]))};
+      if constexpr (kHalf) {
+        float top[2] = {0, 0};
 #pragma unroll
-      for (int n = 0; n < 32; ++n) out[n] *= zeta[n / 2 % 2];
-      state.fade(__expf(static_cast<float>(end)));
-      const std::uint64_t value_tile = descriptor(v, kTokens * 128), value_lo = descriptor(v_lo, kTokens * 128);
+        for (int n = 0; n < 32; ++n) top[n / 2 % 2] = fmaxf(top[n / 2 % 2], fabsf(scores[n]));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const RowScale row = scale_of(top[i]);
+          zeta[i] *= row.scale, by[i] *= row.unscale, top[i] = row.scale;
+        }
+#pragma unroll
+        for (int n = 0; n < 16; ++n) masked[n] = pack_half(scores[2 * n] * top[n % 2], scores[2 * n + 1] * top[n % 2]);
+      } else {
+#pragma unroll
+        for (int n = 0; n < 16; ++n) {
+          masked[n] = pack(scores[2 * n], scores[2 * n + 1]);
+          rest[n] = pack_rest(scores[2 * n], scores[2 * n + 1], masked[n]);
+        }
+      }
+    }
+    barrier_wait(&s.arrived[0], phase);
+    phase ^= 1;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const std::uint64_t state_tile = descriptor(u + half * D * 128, D * 128);
+      const std::uint64_t value_tile = descriptor(v + half * kTokens * 128, kTokens * 128);
+      float out[kColumns / 2];
+      multiply(out, s.rows.refined != 0,
+               [&](auto& d, int i, int add) { mma<true, true>(d, z + 4 * i, mn_major_step(state_tile, i), add); });
+#pragma unroll
+      for (int n = 0; n < kColumns / 2; ++n) out[n] *= zeta[n / 2 % 2];
       hold(out);
-      state.hold();
       wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < kTokens / 16; ++s) {
-        mma<true>(out, masked + 4 * s, mn_major_step(value_tile, s));
-        mma<true>(out, rest + 4 * s, mn_major_step(value_tile, s));
-        if (kHalf) mma<true>(out, masked + 4 * s, mn_major_step(value_lo, s));
+      for (int i = 0; i < kTokens / 16; ++i) {
+        mma<true, kHalf>(out, masked + 4 * i, mn_major_step(value_tile, i));
+        if constexpr (!kHalf) mma<true>(out, rest + 4 * i, mn_major_step(value_tile, i));
       }
       wgmma_commit();
-      state.add(k, hi);
-      state.add(k, lo);
-      if (kHalf) state.add(k_lo, hi);
-      wgmma_commit();
-      if (i + 1 < chunks) fetch(i + 1);
-      wgmma_wait<1>();
-      hold(out);
-      each_pair(out, [&](int row, int column, float& a, float& b) {
-        if (row >= len || first + column >= width) return;
-        const float nothing = gates.lost[row] ? bits_to_float(0x7fc00000u) : 0;
-        write_pair(call.o, offset(call.o, chunk.batch, chunk.begin + row, head) + first + column, scale * a + nothing,
-                   scale * b + nothing, first + column + 1 < width, call.o_pairs);
-      });
       wgmma_wait<0>();
-      state.hold();
-      if (lost_at_end) state.fill(bits_to_float(0x7fc00000u));
-      lost = lost_at_end;
-      sync();
+      hold(out);
+      const int row = opaque(own_row()), base = first + half * kColumns;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float nothing = some_lost && s.lost[row + 8 * i] != 0 ? bits_to_float(0x7fc00000u) : 0;
+        const std::int64_t to = offset(call.o, chunk.batch, chunk.begin + row + 8 * i, head) + base;
+        const bool there = row + 8 * i < len;
+        if (call.whole_o) {
+          // Neighbouring lanes exchange words, so that each has four columns of one of two neighbouring groups of
+          // eight: a quad then writes whole sectors.
+          const int odd = opaque(lane() % 2), column = opaque(8 * odd + lane() % 4 / 2 * 4);
+          auto* const data = static_cast<std::uint16_t*>(call.o.data) + to + column;
+#pragma unroll
+          for (int n = 0; n < kColumns / 8; n += 2) {
+            const auto word = [&](int m) {
+              const float a = by[i] * out[4 * m + 2 * i] + nothing, b = by[i] * out[4 * m + 2 * i + 1] + nothing;
+              return kHalf ? pack_half(a, b) : pack(a, b);
+            };
+            const std::uint32_t one = word(n), two = word(n + 1);
+            const std::uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? one : two, 1);
+            if (there && base + 8 * n + column < width) {
+              *reinterpret_cast<uint2*>(data + 8 * n) = odd ? uint2{other, two} : uint2{one, other};
+            }
+          }
+        } else {
+          const int column = opaque(own_column());
+#pragma unroll
+          for (int n = 0; n < kColumns / 8; ++n) {
+            if (!there || base + column + 8 * n >= width) continue;
+            const float a = by[i] * out[4 * n + 2 * i] + nothing, b = by[i] * out[4 * n + 2 * i + 1] + nothing;
+            write_pair(call.o, to + column + 8 * n, a, b, base + column + 8 * n + 1 < width, call.o_pairs);
+          }
+        }
+      }
     }
+    sync();  // nobody reads the tiles and rows any more
   }
 }
 

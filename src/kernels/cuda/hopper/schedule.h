@@ -29,24 +29,26 @@ struct Schedule {
   float a[kMostSteps + 1] = {}, b[kMostSteps + 1] = {}, q[kMostSteps + 1] = {};
 };
 
-/// How close to the exact solve a refined schedule comes, where its budget allows: beyond that bf16 results gain
-/// nothing.
-inline constexpr double kRefinedGoal = 6e-3;
+/// How close to the exact solve a schedule that may stop early comes, at worst: beyond that bf16 results gain nothing.
+inline constexpr double kGoal = 6e-3;
+/// From this budget on iterations may be spent as the kernel likes.
+inline constexpr std::int64_t kBudget = 20;
 
-inline Schedule make_schedule(double ridge, std::int64_t iterations, bool refine, double goal = kRefinedGoal) {
+/// `early`: no more steps than kGoal needs. `refined`: all of them, with a residual in the middle.
+inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early, bool refined) {
   const double limit = 2 / (1 + std::sqrt(1 - 1 / ((1 + 2 * ridge) * (1 + 2 * ridge)))) * 2 / (1 + 2 * ridge);
   Schedule s{.pace = static_cast<float>(limit), .ridge = static_cast<float>(limit * ridge)};
   s.headroom = static_cast<float>(std::exp2(std::floor(std::log2(std::min(1.0, 50 * ridge)))));
   const double kappa = (1 + ridge) / ridge, rate = (std::sqrt(kappa) - 1) / (std::sqrt(kappa) + 1);
-  s.refined = refine && iterations >= 20;
+  s.refined = refined;
   s.last = static_cast<int>(iterations);
-  if (s.refined) {
-    const int enough = std::max(8, static_cast<int>(std::ceil(std::log(goal / 2) / std::log(rate))));
-    s.last = static_cast<int>(std::min<std::int64_t>(iterations, enough));
+  if (early) {
+    const int enough = std::max(8, static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate))));
+    s.last = static_cast<int>(std::min<std::int64_t>(iterations, enough + enough % 2));
   }
-  // Both parts take steps in pairs: `first` of them, and after the one without products last − first − 1.
-  if (s.refined) s.last += (s.last + 1) % 2;
-  s.first = s.refined ? (s.last + 1) / 4 * 2 : s.last;
+  // Steps come in pairs, with an empty one in front where their number is odd. After the residual, one step without
+  // products and then last − first − 1, which has to be even.
+  s.first = refined ? s.last / 2 - (s.last / 2 + s.last + 1) % 2 : s.last;
 
   const double centre = 1 + 2 * ridge, rho = 1 / centre;
   double omega = 2, grown = 1, before = 1;
@@ -75,6 +77,25 @@ inline Schedule make_schedule(double ridge, std::int64_t iterations, bool refine
   }
   s.grown_last = static_cast<float>(grown);
   return s;
+}
+
+/// One for chunks that need no residual and one for those that do, by that: where refining is not allowed, the same.
+struct Schedules {
+  Schedule of[2];
+  bool may_refine = false;
+  float least_spread = 0;  // chunks with a token below this are refined
+};
+
+/// Where tr H / ‖H‖_F (the root of how many keys H is made of, about) is below kAmple/a, the directions that are read
+/// are so small in x beside the null space that rounding, and in the gradients stopping early, would show.
+inline constexpr double kAmple = 0.07;
+
+inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refine) {
+  const bool may_refine = refine && iterations >= kBudget;
+  return {
+      .of = {make_schedule(ridge, iterations, may_refine, false), make_schedule(ridge, iterations, false, may_refine)},
+      .may_refine = may_refine,
+      .least_spread = static_cast<float>(kAmple / ridge)};
 }
 
 }  // namespace gka::kernels::cuda::hopper

@@ -191,6 +191,10 @@ __device__ __forceinline__ std::uint32_t pack_half_rest(float a, float b, std::u
   const float2 packed = unpack_half(word);
   return pack_half(a - packed.x, b - packed.y);
 }
+__device__ __forceinline__ std::uint32_t multiply_half(std::uint32_t a, std::uint32_t b) {
+  const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+  return *reinterpret_cast<const std::uint32_t*>(&product);
+}
 /// What `word` = pack(a, b) lost.
 __device__ __forceinline__ std::uint32_t pack_rest(float a, float b, std::uint32_t word) {
   return pack(a - low(word), b - high(word));

@@ -40,6 +40,10 @@ template <typename T>
 T sum_lanes(T value) {
   return value;
 }
+template <typename T>
+T from_lane(T value, int) {
+  return value;
+}
 inline char* shared_memory() { return machine.shared; }
 inline void raise(int* flag) { *flag = 1; }
 

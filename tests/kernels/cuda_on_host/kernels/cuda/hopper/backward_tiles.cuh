@@ -1,48 +1,35 @@
-// A stand-in for src/kernels/cuda/hopper/backward_tiles.cuh: the same products of the same bfloat16 numbers, one number
+// A stand-in for src/kernels/cuda/hopper/backward_tiles.cuh: the same products of the same float16 numbers, one number
 // after another.
 #pragma once
 
+#include <cstdlib>
 #include <vector>
 
-#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/hopper/backward_layout.cuh"
 
 namespace gka::kernels::cuda::hopper::passes {
 
 inline constexpr int kTileThreads = 1;
-inline constexpr int kTileWarps = 8;
-inline constexpr int kTileBytes = 227 * 1024;
+inline constexpr int kTileMemory = 116 * 1024;  // two blocks to a multiprocessor
 
 inline int tile_thread() { return 0; }
 
 inline char* tile_memory() {
-  alignas(16) static char bytes[kTileBytes];
+  alignas(1024) static char bytes[kTileMemory];
   return bytes;
 }
 
 template <typename... Parameters, typename... Arguments>
-void launch_tiles(void (*kernel)(Parameters...), std::int64_t grid, int shared_bytes, void* stream,
+void launch_tiles(void (*kernel)(Parameters...), std::int64_t grid, std::size_t shared_bytes, void* stream,
                   Arguments&&... arguments) {
-  std::memset(tile_memory(), 0xff, kTileBytes);
-  launch(kernel, grid, shared_bytes, stream, std::forward<Arguments>(arguments)...);
+  if (shared_bytes > kTileMemory) std::abort();
+  std::memset(tile_memory(), 0xff, kTileMemory);
+  launch(kernel, grid, 0, stream, std::forward<Arguments>(arguments)...);
 }
 
 inline float power_of_two(float x) { return x < -126 ? 0 : std::exp2(x); }
-inline void announce_line(const void*) {}
-inline void announce(const void*, int) {}
-inline void copy_sixteen(void* to, const void* from, bool zero) {
-  zero ? std::memset(to, 0, 16) : std::memcpy(to, from, 16);
-}
-inline void wait_for_copies() {}
-
-struct Pair {
-  float x, y;
-};
-struct Quad {
-  float x[4];
-};
-struct Packed {
-  std::uint32_t words[2];
-};
+inline void mark(int* word, int bits) { *word |= bits; }
+inline void publish() {}
 
 template <typename To, typename From>
 To read_whole(const From* p) {
@@ -51,78 +38,90 @@ To read_whole(const From* p) {
   return to;
 }
 inline std::uint32_t read_word(const std::uint16_t* p) { return read_whole<std::uint32_t>(p); }
-inline Packed read_words(const std::uint16_t* p) { return read_whole<Packed>(p); }
+inline Unit read_unit(const std::uint16_t* p) { return read_whole<Unit>(p); }
 inline Pair read_pair(const float* p) { return read_whole<Pair>(p); }
 inline Quad read_quad(const float* p) { return read_whole<Quad>(p); }
 
-struct Rows {
-  std::uint16_t* hi;
-  std::uint16_t* lo;
-  int ld;
+inline std::uint32_t pack_halves(float x, float y) {
+  return float_to_half(x) | static_cast<std::uint32_t>(float_to_half(y)) << 16;
+}
+inline std::uint32_t pack_bfloats(float x, float y) {
+  const auto rounded = [](float value) {
+    const std::uint32_t bits = float_to_bits(value);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  };
+  return rounded(x) | rounded(y) << 16;
+}
 
-  Rows top() const { return {hi, nullptr, ld}; }
-  Rows from_column(int i) const { return {hi + i, lo == nullptr ? nullptr : lo + i, ld}; }
+inline void copy_sixteen(void* to, const void* from, bool zero) {
+  zero ? std::memset(to, 0, 16) : std::memcpy(to, from, 16);
+}
+inline void wait_for_copies() {}
+
+struct Piece {
+  void* to;
+  const void* from;
+  int bytes;
 };
-
-inline std::uint32_t to_bfloat16(float value) {
-  const std::uint32_t bits = float_to_bits(value);
-  return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-}
-inline std::uint32_t pack_pair(float x, float y) { return to_bfloat16(x) | to_bfloat16(y) << 16; }
-inline Pair unpack_pair(std::uint32_t packed) {
-  return {bits_to_float(packed << 16), bits_to_float(packed & 0xffff0000u)};
-}
-inline float one(const std::uint16_t* p, int at) { return bits_to_float(static_cast<std::uint32_t>(p[at]) << 16); }
-
-struct SplitPair {
-  std::uint32_t hi, lo;
+struct Arrival {
+  void init() { requested = 0; }
+  template <typename... Pieces>
+  void request(const Pieces&... pieces) {
+    (std::memcpy(pieces.to, pieces.from, static_cast<std::size_t>(pieces.bytes)), ...);
+    ++requested;
+  }
+  void wait(int phase) const {
+    if (phase == requested % 2) std::abort();  // on the card: forever
+  }
+  int requested;
 };
-inline SplitPair split_pair(Pair p) {
-  const std::uint32_t hi = pack_pair(p.x, p.y);
-  const Pair kept = unpack_pair(hi);
-  return {hi, pack_pair(p.x - kept.x, p.y - kept.y)};
-}
+inline void send_tile(void* to, const void* from, int bytes) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }
+inline void finish_sending() {}
+inline void wait_until_sent() {}
 
-inline void store_pair(const Rows& to, int row, int column, float x, float y) {
-  const int at = row * to.ld + column;
-  const SplitPair split = split_pair({x, y});
-  std::memcpy(to.hi + at, &split.hi, 4);
-  if (to.lo != nullptr) std::memcpy(to.lo + at, &split.lo, 4);
+template <int kTops, int kSums, int, typename Load, typename Measure, typename Finish>
+void sweep_rows(Load&& load, Measure&& measure, Finish&& finish) {
+  for (int row = 0; row < kChunk; ++row) {
+    decltype(load(0, 0)) values[kWidth / 8];
+    OfRow<kTops, kSums> all{};
+    for (int u = 0; u < kWidth / 8; ++u) {
+      OfRow<kTops, kSums> of{};
+      values[u] = load(row, u);
+      measure(row, u, values[u], of);
+      for (int i = 0; i < kTops; ++i) all.top[i] = most(all.top[i], of.top[i]);
+      for (int i = 0; i < kSums; ++i) all.sum[i] += of.sum[i];
+    }
+    for (int u = 0; u < kWidth / 8; ++u) finish(row, u, values[u], all);
+  }
 }
-inline void store_quad(const Rows& to, int row, int column, const Quad& q) {
-  store_pair(to, row, column, q.x[0], q.x[1]);
-  store_pair(to, row, column + 2, q.x[2], q.x[3]);
-}
-inline Pair load_pair(const Rows& from, int row, int column) {
-  const int at = row * from.ld + column;
-  const auto value = [&](int i) { return one(from.hi, i) + (from.lo != nullptr ? one(from.lo, i) : 0); };
-  return {value(at), value(at + 1)};
-}
-
+inline std::uint32_t most_of_threads(std::uint32_t own, std::uint32_t*) { return own; }
 inline float sum_of_threads(float own, float*) { return own; }
 
-inline void add_up(double* values) {
-  for (int c = 1; c < 64; ++c) values[c] += values[c - 1];
+template <typename Body>
+void each_unit_of_state(Body&& body) {
+  for (int row = 0; row < kWidth; ++row) {
+    for (int u = 0; u < kWidth / 8; ++u) body(row, u);
+  }
 }
-
-template <int kSums, typename Load, typename Use, typename Finish>
-void sum_rows(int rows, int columns, Load&& load, Use&& use, Finish&& finish) {
-  for (int row = 0; row < rows; ++row) {
-    float sums[kSums] = {};
-    for (int column = 0; column < columns; column += 4) use(row, column, load(row, column), sums);
-    finish(row, sums);
+template <typename Value, typename Body>
+void scan_tokens(double*, Value&& value, Body&& body) {
+  double sum = 0;
+  for (int c = 0; c < kChunk; ++c) {
+    sum += value(c);
+    body(c, sum);
   }
 }
 
-enum class Lies : std::uint8_t { as_is, transposed };
-enum class Zero : std::uint8_t { nowhere, above, below };
-
-struct At {
-  int row, column, r, c;
+template <bool kLo>
+struct Left {
+  float hi[kChunk][kChunk], lo[kChunk][kChunk];
+  float factor[kChunk];
 };
 
-template <int kM, int kN, int kWarpsM>
+template <int kBlocks, int kN>
 class Product {
+  static constexpr int kM = 64 * kBlocks;
+
  public:
   struct OfRows {
     float x[kM];
@@ -130,18 +129,8 @@ class Product {
   struct OfColumns {
     float x[kN];
   };
-  static OfRows of_rows(const float* values) {
-    OfRows own;
-    std::memcpy(own.x, values, sizeof(own.x));
-    return own;
-  }
-  static OfColumns of_columns(const float* values) {
-    OfColumns own;
-    std::memcpy(own.x, values, sizeof(own.x));
-    return own;
-  }
-
-  void clear() { std::memset(c_, 0, sizeof(c_)); }
+  static OfRows of_rows(const float* values) { return read_whole<OfRows>(values); }
+  static OfColumns of_columns(const float* values) { return read_whole<OfColumns>(values); }
 
   template <typename Body>
   void each(Body&& body) {
@@ -158,60 +147,87 @@ class Product {
     }
   }
 
-  template <Lies kA, Lies kB, int kDepth, Zero kZero = Zero::nowhere>
-  void add(const Rows& a, const Rows& b) {
-    add_planes<kA, kB, kZero>(a.hi, a.ld, b.hi, b.ld, kDepth);
-    if (a.lo != nullptr) add_planes<kA, kB, kZero>(a.lo, a.ld, b.hi, b.ld, kDepth);
-    if (b.lo != nullptr) add_planes<kA, kB, kZero>(a.hi, a.ld, b.lo, b.ld, kDepth);
+  template <Lies kLies, bool kAdd = false>
+  void multiply(const Tile& a, const Tile& b) {
+    add_product(
+        kAdd, kWidth, [&](int m, int l) { return one(a, m, l); },
+        [&](int l, int n) { return kLies == Lies::by_depth ? one(b, l, n) : one(b, n, l); });
   }
-  template <Lies kA, Lies kB, int kDepth>
-  void add_lower(const Rows& a, const Rows& b) {
-    add<kA, kB, kDepth>(a, b);
-    each([](const At& at, float& x, float& y) {  // nobody may rely on these
-      if (at.column > at.row + 31) x = y = 1e30f;
-    });
+  template <bool kLo>
+  void multiply(const Left<kLo>& a, const Tile& b) {
+    const auto right = [&](int l, int n) { return one(b, l, n); };
+    add_product(false, kChunk, [&](int m, int l) { return a.hi[m][l]; }, right);
+    if (kLo) add_product(true, kChunk, [&](int m, int l) { return a.lo[m][l]; }, right);
+  }
+  template <bool kAdd>
+  void outer(const Tile& a, const Tile& b) {
+    add_product(kAdd, kChunk, [&](int m, int l) { return one(a, l, m); }, [&](int l, int n) { return one(b, l, n); });
   }
 
-  template <int kDepth, int, bool kLo, typename Load, typename Split>
-  void add_from(const Rows& a, Load&& load, Split&& split) {
-    std::vector<std::uint16_t> hi(kDepth * kN), lo(kDepth * kN);
-    for (int n = 0; n < kN; ++n) {
-      for (int l = 0; l < kDepth; l += 2) {
-        const SplitPair both = split(load(n, l));
-        for (int i = 0; i < 2; ++i) {
-          hi[(l + i) * kN + n] = static_cast<std::uint16_t>(both.hi >> 16 * i);
-          lo[(l + i) * kN + n] = static_cast<std::uint16_t>(both.lo >> 16 * i);
-        }
+  template <bool kLo, typename Value>
+  Left<kLo> as_left(Value&& value) {
+    Left<kLo> left;
+    for (int m = 0; m < kM; ++m) {
+      std::uint32_t top = 0;
+      float row[kN];
+      for (int n = 0; n < kN; n += 2) {
+        const Pair pair = value(At{m, n, m, n}, c_[m][n], c_[m][n + 1]);
+        row[n] = pair.x;
+        row[n + 1] = pair.y;
+        top = most(top, most(size_bits(pair.x), size_bits(pair.y)));
+      }
+      const Scale scale = scale_of(top);
+      left.factor[m] = scale.down;
+      for (int n = 0; n < kN; ++n) {
+        left.hi[m][n] = half_to_float(float_to_half(row[n] * scale.up));
+        left.lo[m][n] = half_to_float(float_to_half(row[n] * scale.up - left.hi[m][n]));
       }
     }
-    add<Lies::as_is, Lies::as_is, kDepth>(a, {hi.data(), kLo ? lo.data() : nullptr, kN});
+    return left;
   }
 
   template <typename Term>
-  void row_sums(float*, float* out, Term&& term) {
+  void row_sums(float* out, Term&& term) {
     for (int m = 0; m < kM; ++m) {
       out[m] = 0;
       for (int n = 0; n < kN; n += 2) out[m] += term(At{m, n, m, n}, c_[m][n], c_[m][n + 1]);
     }
   }
-  void lower_column_sums(float*, float* out) {
+  void column_sums(float*, float* out) {
     for (int n = 0; n < kN; ++n) {
       out[n] = 0;
-      for (int m = n; m < kM; ++m) out[n] += c_[m][n];
+      for (int m = 0; m < kM; ++m) out[n] += c_[m][n];
     }
+  }
+  std::uint32_t largest(std::uint32_t*) {
+    std::uint32_t top = 0;
+    each([&](const At&, float x, float y) { top = most(top, most(size_bits(x), size_bits(y))); });
+    return top;
+  }
+  void store(const Tile& to, float by) {
+    each([&](const At& at, float x, float y) {
+      *to.at(at.row, at.column) = float_to_half(x * by);
+      *to.at(at.row, at.column + 1) = float_to_half(y * by);
+    });
   }
 
  private:
   float c_[kM][kN];
 
-  template <Lies kA, Lies kB, Zero kZero>
-  void add_planes(const std::uint16_t* a, int lda, const std::uint16_t* b, int ldb, int k) {
+  static float one(const Tile& tile, int row, int column) { return half_to_float(*tile.at(row, column)); }
+
+  template <typename A, typename B>
+  void add_product(bool add, int depth, A&& a, B&& b) {
+    if (!add) std::memset(c_, 0, sizeof(c_));
+    std::vector<float> right(static_cast<std::size_t>(depth * kN));
+    for (int l = 0; l < depth; ++l) {
+      for (int n = 0; n < kN; ++n) right[static_cast<std::size_t>(l * kN + n)] = b(l, n);
+    }
     for (int m = 0; m < kM; ++m) {
-      for (int l = 0; l < k; ++l) {
-        if (kZero == Zero::above && l / 16 > m / 16) continue;
-        if (kZero == Zero::below && l / 16 < m / 16) continue;
-        const float left = one(a, kA == Lies::as_is ? m * lda + l : l * lda + m);
-        for (int n = 0; n < kN; ++n) c_[m][n] += left * one(b, kB == Lies::as_is ? l * ldb + n : n * ldb + l);
+      for (int l = 0; l < depth; ++l) {
+        const float left = a(m, l);
+        const float* row = right.data() + l * kN;
+        for (int n = 0; n < kN; ++n) c_[m][n] += left * row[n];
       }
     }
   }

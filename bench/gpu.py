@@ -1,0 +1,412 @@
+"""How exact and how fast the operators are on this machine's GPU, beside torch's attention, in one run.
+
+Accuracy first: output and gradients of bfloat16 calls against float64 on the same rounded inputs. Then times by CUDA
+events, medians, inputs in rotation through more memory than the second-level cache holds: forward, and forward +
+backward, of 8 heads with D = V = 128 and 30 iterations, gates in float32, gradients for all six inputs; causal
+attention of the same shape (flash and cuDNN); one token for a batch of sequences, called from Python and inside a CUDA
+graph; the block's small operations. Targets, and the figures of the authors' Triton kernels ("quoted"), are those of
+the project's brief, measured on an H200 with torch 2.11; --beside measures such kernels in this run.
+
+Prints the tables and writes them to docs/benchmarks.md and out/bench-gpu.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from block import HEADER as BLOCK_HEADER
+from block import measure as measure_block
+from block import relative_error
+from common import ROOT, markdown, write_section
+from console import Progress, paint, table, write_atomically
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import gka
+
+HEADS, DIM, ITERATIONS = 8, 128, 30
+NAMES = ("q", "k", "v", "log_decay", "beta", "alpha")
+ATTENTION = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+BOUNDS = {"o": 5e-3} | {f"d{name}": 1e-2 for name in NAMES}
+
+
+@dataclass(frozen=True)
+class Row:
+    work: str
+    batch: int
+    tokens: int  # 1: a step
+    target: float
+    quoted: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.work}, B{self.batch}" + (f" T{self.tokens}" if self.tokens > 1 else "")
+
+
+ROWS = (
+    Row("forward", 4, 2048, 0.35, 0.83),
+    Row("forward", 4, 4096, 0.60, 1.43),
+    Row("forward", 4, 8192, 1.10, 2.38),
+    Row("forward", 4, 16384, 2.0, 4.34),
+    Row("forward", 1, 65536, 2.4, 5.36),
+    Row("forward + backward", 4, 2048, 0.95, 2.88),
+    Row("forward + backward", 4, 4096, 1.5, 4.28),
+    Row("forward + backward", 4, 8192, 2.8, 7.49),
+    Row("forward + backward", 4, 16384, 5.0, 14.29),
+    Row("forward + backward", 1, 65536, 6.0, 20.13),
+    Row("one token", 1, 1, 0.03, 0.16),
+    Row("one token", 32, 1, 0.08, 0.41),
+    Row("one token", 256, 1, 0.22, 0.62),
+)
+
+
+@dataclass
+class Measured:
+    row: Row
+    here: float
+    in_graph: float | None = None
+    attention: dict[str, float] | None = None
+    beside: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self.here <= self.row.target
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Other kernels, from the file that --beside names."""
+
+    name: str
+    text: str
+    function: Callable[..., Tensor]
+
+
+# ---- Inputs ---------------------------------------------------------------------------------------------------------
+
+
+def inputs(batch: int, tokens: int, seed: int, device: str = "cuda", decay: tuple[float, float] = (1e-3, 0.05)):
+    """As a block gives them: q and k unit vectors of SiLU of a Gaussian, −log γ evenly drawn in its own logarithm."""
+    source = torch.Generator(device).manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(batch, tokens, HEADS, *size, generator=source, device=device)
+
+    def uniform() -> Tensor:
+        return torch.rand(batch, tokens, HEADS, generator=source, device=device)
+
+    q, k = (F.normalize(F.silu(normal(DIM)), dim=-1).bfloat16() for _ in range(2))
+    low, high = decay
+    return [q, k, normal(DIM).bfloat16(), -low * (high / low) ** uniform(), uniform(), uniform()]
+
+
+def leaves(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone().requires_grad_() for tensor in tensors]
+
+
+# ---- Accuracy -------------------------------------------------------------------------------------------------------
+
+# −log γ of the cases; the first is that of the brief's accuracy line.
+DECAYS = {"γ 0.95 to 0.999": (1e-3, 0.05), "γ 0.002 to 0.9": (0.1, 6.0)}
+
+
+def errors_of(function: Callable[..., Tensor], tokens: int, decay: tuple[float, float]) -> dict[str, float]:
+    """‖got − want‖ / ‖want‖ of the output and of each gradient that exists. `function` takes the arguments of
+    gka.gated_kalmanet."""
+    rounded = inputs(1, tokens, seed=3, device="cpu", decay=decay)
+    d_o = torch.randn(1, tokens, HEADS, DIM, generator=torch.Generator().manual_seed(4)).bfloat16()
+    wide = leaves([tensor.double() for tensor in rounded])
+    here = leaves([tensor.cuda() for tensor in rounded])
+    o = function(*here)
+    got = [o, *torch.autograd.grad(o, here, d_o.cuda(), allow_unused=True)]
+    if got[1 + NAMES.index("beta")] is None:  # a layer without β
+        wide[NAMES.index("beta")] = torch.ones_like(wide[NAMES.index("beta")]).requires_grad_()
+    exact = gka.gated_kalmanet(*wide, iterations=ITERATIONS)[0]
+    want = [exact, *torch.autograd.grad(exact, wide, d_o.double())]
+    names = ["o", *(f"d{name}" for name in NAMES)]
+    return {
+        name: relative_error(mine.cpu(), theirs)
+        for name, mine, theirs in zip(names, got, want, strict=True)
+        if mine is not None
+    }
+
+
+def ours(*tensors: Tensor) -> Tensor:
+    return gka.gated_kalmanet(*tensors, iterations=ITERATIONS)[0]
+
+
+# ---- Times ----------------------------------------------------------------------------------------------------------
+
+
+def between(works: list[Callable[[], object]], count: int, calls: int) -> list[float]:
+    """Milliseconds per call, `works` in turn, in `count` runs of `calls` calls. All are queued before the first is
+    waited for: it is the GPU's time, unless Python cannot keep up, and then it is Python's."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    turn = itertools.cycle(works)
+    events[0].record()
+    for event in events[1:]:
+        for _ in range(calls):
+            next(turn)()
+        event.record()
+    events[-1].synchronize()
+    return [before.elapsed_time(after) / calls for before, after in itertools.pairwise(events)]
+
+
+def median_time(works: list[Callable[[], object]], budget: float, calls: int = 1) -> float:
+    """The median time of a call in milliseconds: at least ten runs, else as many as take `budget` milliseconds."""
+    warm = between(works, len(works) + 2, 1)
+    return statistics.median(between(works, min(300, max(10, int(budget / max(calls * warm[-1], 1e-3)))), calls))
+
+
+def rotation(batch: int, tokens: int) -> int:
+    """How many sets of inputs are more than any cache holds."""
+    return max(2, min(8, 200_000_000 // (6 * batch * tokens * HEADS * DIM) + 1))
+
+
+def passes(function: Callable[..., Tensor], sets: list[list[Tensor]], backward: bool) -> list[Callable[[], object]]:
+    def forward_of(tensors: list[Tensor]) -> Callable[[], object]:
+        return lambda: function(*tensors)
+
+    def both_of(tensors: list[Tensor]) -> Callable[[], object]:
+        needed = leaves(tensors)
+        d_o = torch.randn_like(tensors[2])
+        return lambda: torch.autograd.grad(function(*needed), needed, d_o, allow_unused=True)
+
+    return [(both_of if backward else forward_of)(tensors) for tensors in sets]
+
+
+def attention(backend: SDPBackend) -> Callable[..., Tensor]:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return run
+
+
+def measure_pass(row: Row, budget: float, beside: Beside | None) -> Measured:
+    backward = "backward" in row.work
+    sets = [inputs(row.batch, row.tokens, seed) for seed in range(rotation(row.batch, row.tokens))]
+    measured = Measured(row, median_time(passes(ours, sets, backward), budget))
+    if backward:
+        heads_first = [[tensor.transpose(1, 2).contiguous() for tensor in tensors[:3]] for tensors in sets]
+        measured.attention = {
+            name: median_time(passes(attention(backend), heads_first, True), budget)
+            for name, backend in ATTENTION.items()
+        }
+    if beside is not None:
+        measured.beside = median_time(passes(beside.function, sets, backward), budget)
+    return measured
+
+
+def measure_step(row: Row, budget: float) -> Measured:
+    """States of 1 MiB per sequence, in rotation through at least 256 MiB."""
+    count = max(2, 256 // row.batch)
+    tokens = [[tensor[:, 0] for tensor in inputs(row.batch, 1, seed)] for seed in range(count)]
+    states = []
+    for _ in range(count):
+        root = torch.randn(row.batch, HEADS, DIM, 2 * DIM, device="cuda")
+        states.append(((root @ root.mT) / DIM, torch.randn(row.batch, HEADS, DIM, DIM, device="cuda")))
+
+    def step_of(i: int) -> Callable[[], object]:
+        return lambda: gka.gated_kalmanet_step(*tokens[i], state=states[i], iterations=ITERATIONS)
+
+    works = [step_of(i) for i in range(count)]
+    here = median_time(works, budget, calls=16)
+    captured = works[: min(count, 32)]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for work in captured:
+            work()
+    in_graph = median_time([graph.replay], budget) / len(captured)
+    return Measured(row, here, in_graph=in_graph)
+
+
+# ---- What is shown and written --------------------------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def cells_of(measured: list[Measured], beside: Beside | None) -> tuple[list[str], list[list[str]]]:
+    header = ["work", "gka, ms", "at most", "in a graph", "attention, cuDNN", "attention, flash", "Triton GKA, quoted"]
+    header += [f"{beside.name}, in this run"] if beside else []
+    body = []
+    for m in measured:
+        verdict = f"{number(m.here)} {'✓' if m.holds else '✗'}"
+        cells = [m.row.name, verdict, number(m.row.target), number(m.in_graph)]
+        cells += [number((m.attention or {}).get(name)) for name in ATTENTION]
+        body.append(cells + [number(m.row.quoted)] + ([number(m.beside)] if beside else []))
+    return header, body
+
+
+def accuracy_cells(errors: dict[str, dict[str, float]]) -> tuple[list[str], list[list[str]]]:
+    names = list(BOUNDS)
+    body = []
+    for case, of in errors.items():
+        marks = [f"{of[n]:.1e} {'✓' if of[n] <= BOUNDS[n] else '✗'}" if n in of else "" for n in names]
+        body.append([case, *marks])
+    return ["against float64", *(f"{name} (≤ {BOUNDS[name]:g})" for name in names)], body
+
+
+def driver() -> str:
+    """The version of NVIDIA's driver."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return answer.stdout.split("\n", 1)[0].strip()
+
+
+def setting(args: argparse.Namespace) -> str:
+    kernel, _ = gka.choose_kernel("cuda", torch.bfloat16)
+    given = {
+        "--quick": args.quick,
+        f"--row '{args.row}'": args.row,
+        f"--beside {args.beside and args.beside.name}": args.beside,
+    }
+    options = "".join(f" {option}" for option, is_given in given.items() if is_given)
+    forced = f"GKA_GPU={os.environ['GKA_GPU']} " if os.environ.get("GKA_GPU") else ""
+    return (
+        f"`{forced}python bench/gpu.py{options}` on {time.strftime('%Y-%m-%d %H:%M')}: "
+        f"{torch.cuda.get_device_name()}, driver {driver()}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
+        f"cuDNN {torch.backends.cudnn.version()}, gka {gka.__version__}, kernels: {kernel}."
+    )
+
+
+def document(said: str, measured: list[Measured], errors: dict, block: list[list[str]], beside: Beside | None) -> str:
+    parts = ["## GPU", said, *(text.replace("\n", " ") for text in __doc__.split("\n\n")[1:2])]
+    parts += ["### Accuracy", f"bfloat16, T = {ACCURACY_TOKENS}, ‖a − b‖ / ‖b‖; rounding o alone is 1.7e-3:"]
+    parts += [markdown(*accuracy_cells(errors)), "### Times", markdown(*cells_of(measured, beside))]
+    if beside:
+        parts.append(f"{beside.name}, in this run: {beside.text}")
+    if block:
+        parts += ["### The block's small operations", markdown(BLOCK_HEADER, block)]
+    return "\n\n".join(parts)
+
+
+def coloured(rows: list[list[str]]) -> list[list[str]]:
+    return [[paint(c, "32") if "✓" in c else paint(c, "1;31") if "✗" in c else c for c in row] for row in rows]
+
+
+def show(said: str, measured: list[Measured], errors: dict, block: list[list[str]], beside: Beside | None) -> None:
+    print(f"\n{said}\n")
+    for header, body in (accuracy_cells(errors), cells_of(measured, beside), (BLOCK_HEADER, block)):
+        if body:
+            print(table(header, coloured(body)))
+    beyond = [m.row.name for m in measured if not m.holds]
+    print(
+        f"{len(measured) - len(beyond)} of {len(measured)} targets hold"
+        + (f"; not: {', '.join(beyond)}" * bool(beyond))
+    )
+
+
+# ---- The command ----------------------------------------------------------------------------------------------------
+
+ACCURACY_TOKENS = 256
+
+
+def load_beside(path: Path) -> Beside:
+    spec = importlib.util.spec_from_file_location("beside", path)
+    if spec is None or spec.loader is None or not path.exists():
+        sys.exit(f"bench/gpu.py: --beside takes a Python file, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "gated_kalmanet", None)):
+        sys.exit(f"bench/gpu.py: {path} has no function gated_kalmanet(q, k, v, log_decay, beta, alpha) that returns o")
+    text = " ".join((module.__doc__ or "").split())
+    return Beside(getattr(module, "NAME", path.stem), text, module.gated_kalmanet)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n"
+        "  python bench/gpu.py                           everything; about a minute\n"
+        "  python bench/gpu.py --quick                   fewer samples, no small operations; writes nothing\n"
+        "  python bench/gpu.py --row 'B4 T4096'          the rows whose name has this in it; writes nothing\n"
+        "  GKA_GPU=plain python bench/gpu.py --no-write  without the Hopper kernels\n"
+        "  python bench/gpu.py --beside other.py         other kernels too, see --beside\n",
+    )
+    parser.add_argument("--quick", action="store_true", help="a short look: few samples, nothing written")
+    parser.add_argument("--row", help="only the rows whose name contains this; nothing written")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        help="a Python file whose gated_kalmanet(q, k, v, log_decay, beta, alpha) is checked and timed in this run",
+    )
+    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument("--doc", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the document to update")
+    parser.add_argument("--out", type=Path, default=ROOT / "out", help="folder for bench-gpu.json (out/)")
+    args = parser.parse_args(argv)
+    args.budget = 60.0 if args.quick else 400.0
+    args.rows = [row for row in ROWS if args.row is None or args.row in row.name]
+    args.write = not (args.quick or args.row or args.no_write)
+    if not args.rows:
+        parser.error(f"--row {args.row!r} is in none of: {'; '.join(row.name for row in ROWS)}")
+    return args
+
+
+def check_gpu() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("bench/gpu.py: torch sees no GPU on this machine; run it where torch.cuda.is_available()")
+    cuda = {backend.name: backend for backend in gka.backends()}["cuda"]
+    if not cuda.available:
+        sys.exit(f"bench/gpu.py: gka has no kernels for this GPU: {cuda.detail}")
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
+    check_gpu()
+    beside = load_beside(args.beside) if args.beside else None
+    functions = {"gka": ours} | ({beside.name: beside.function} if beside else {})
+    errors = {
+        f"{who}, {case}": errors_of(function, ACCURACY_TOKENS, decay)
+        for who, function in functions.items()
+        for case, decay in DECAYS.items()
+    }
+    measured: list[Measured] = []
+    with Progress(len(args.rows), "bench") as progress:
+        for row in args.rows:
+            step = row.tokens == 1
+            measured.append(measure_step(row, args.budget) if step else measure_pass(row, args.budget, beside))
+            torch.cuda.empty_cache()
+            progress.step(row.name)
+    block = measure_block("cuda", 30) if not (args.quick or args.row) else []
+    said = setting(args)
+    show(said, measured, errors, block, beside)
+    if args.write:
+        write_section(args.doc, "bench/gpu.py", document(said, measured, errors, block, beside))
+        numbers = {"setting": said, "rows": [asdict(m) for m in measured], "errors": errors, "block": block}
+        write_atomically(
+            args.out / "bench-gpu.json", lambda path: path.write_text(json.dumps(numbers, indent=1) + "\n")
+        )
+        print(f"wrote {args.doc} and {args.out / 'bench-gpu.json'}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("\nstopped; no file was left half-written", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,97 @@
+// Several neighbouring numbers at a time, as float32 whatever they are stored as: one load or store for 4 or 8 numbers
+// of 16 bits, one per 4 of float32.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+
+#include "kernels/cuda/block.cuh"
+
+namespace gka::kernels::cuda {
+
+template <int kN>
+struct Numbers {
+  float x[kN];
+};
+
+/// kN numbers of 16 bits as they lie in memory.
+template <int kN>
+struct alignas(2 * kN) Words {
+  std::uint32_t x[kN / 2];
+};
+
+/// `at` is a multiple of kN, and the data aligned to so many numbers (float32: to 16 bytes).
+template <DType kType, int kN>
+__device__ __forceinline__ Numbers<kN> read_vector(const void* data, std::int64_t at) {
+  Numbers<kN> numbers;
+  if constexpr (kType == DType::float32) {
+    const float* from = static_cast<const float*>(data) + at;
+#pragma unroll
+    for (int v = 0; v < kN; v += kVector) {
+      const Vec<float> part = load(from + v);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) numbers.x[v + i] = part.x[i];
+    }
+  } else {
+    const auto words = *reinterpret_cast<const Words<kN>*>(static_cast<const std::uint16_t*>(data) + at);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      const std::uint16_t half = static_cast<std::uint16_t>(words.x[i / 2] >> (i % 2 * 16));
+      numbers.x[i] = read_as<float, kType>(&half, 0);
+    }
+  }
+  return numbers;
+}
+
+template <DType kType, int kN>
+__device__ __forceinline__ void write_vector(void* data, std::int64_t at, const Numbers<kN>& numbers) {
+  if constexpr (kType == DType::float32) {
+    float* to = static_cast<float*>(data) + at;
+#pragma unroll
+    for (int v = 0; v < kN; v += kVector) {
+      Vec<float> part;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) part.x[i] = numbers.x[v + i];
+      store(to + v, part);
+    }
+  } else {
+    Words<kN> words{};
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      std::uint16_t half = 0;
+      write(View{.data = &half, .dtype = kType}, 0, numbers.x[i]);
+      words.x[i / 2] |= static_cast<std::uint32_t>(half) << (i % 2 * 16);
+    }
+    *reinterpret_cast<Words<kN>*>(static_cast<std::uint16_t*>(data) + at) = words;
+  }
+}
+
+/// Whether views of one type can be read and written kN numbers at a time: their strides are multiples of it, and they
+/// begin at one.
+template <int kN>
+bool in_vectors(DType dtype, std::initializer_list<const View*> views) {
+  const std::int64_t number = dtype == DType::float32 ? 4 : 2;
+  for (const View* view : views) {
+    const bool aligned = reinterpret_cast<std::uintptr_t>(view->data) % (number * kN) == 0;
+    if (view->dtype != dtype || !aligned || view->batch_stride % kN != 0 || view->token_stride % kN != 0 ||
+        view->head_stride % kN != 0) {
+      return false;
+    }
+  }
+  return dtype != DType::float64;
+}
+
+/// body(Storage<dtype>{}) on the host, for all types but float64.
+template <typename Body>
+void with_vectors_of(DType dtype, Body&& body) {
+  switch (dtype) {
+    case DType::float32: return body(Storage<DType::float32>{});
+    case DType::float16: return body(Storage<DType::float16>{});
+    case DType::bfloat16: return body(Storage<DType::bfloat16>{});
+    case DType::float64: break;
+  }
+  throw std::invalid_argument("gka: numbers of float64 are not read as vectors");
+}
+
+}  // namespace gka::kernels::cuda

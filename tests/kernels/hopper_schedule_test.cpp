@@ -1,0 +1,78 @@
+// The Hopper solve's table of Chebyshev steps: walked as the kernel walks it, on one eigenvalue at a time, it gives the
+// iterate of the plain recurrence, whether or not there is a residual on the way.
+#include "kernels/cuda/hopper/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace gka::kernels::test {
+namespace {
+
+using cuda::hopper::Schedule;
+
+/// ξ_n of the recurrence of docs/mathematics.md for (μ + a) ξ = 1.
+double chebyshev(double mu, double ridge, int steps) {
+  const double centre = 1 + 2 * ridge, rho = 1 / centre;
+  double omega = 2, before = 0, now = 2 / centre;
+  for (int i = 1; i <= steps; ++i) {
+    omega = 4 / (4 - rho * rho * omega);
+    const double c = 2 * omega / centre, next = omega * now + (1 - omega) * before + c * (1 - (mu + ridge) * now);
+    before = now, now = next;
+  }
+  return now;
+}
+
+/// The same by the table, with the kernel's two iterates over g and its restart on the residual, in float64.
+double by_table(const Schedule& s, double mu) {
+  const double h = s.pace * mu;
+  double now = s.first % 2 == 0 ? s.start : 0, before = 0, b = 1, sum = 0;
+  int i = s.first % 2 == 0 ? 1 : 0, last = s.first;
+  while (true) {
+    for (; i <= last; ++i) {
+      const double next = h * now + s.a[i] * now + s.b[i] * before + s.q[i] * b;
+      before = now, now = next;
+    }
+    if (last == s.last) return sum + s.grown_last * now;
+    const double residual = s.residual * (h * now + s.ridge * now - s.inverse_grown_first * b);
+    const double error_before = s.grown_before * before - s.grown_first * now;
+    sum = s.grown_first * now;
+    now = s.e_weight * error_before + s.r_weight * residual;
+    before = 0, b = residual;
+    i = s.first + 2, last = s.last;
+  }
+}
+
+class HopperSchedule : public testing::TestWithParam<double> {};
+
+TEST_P(HopperSchedule, IsChebyshev) {
+  const double ridge = GetParam();
+  for (const int iterations : {0, 1, 2, 7, 12, 13, 20, 21, 30, 31, 64}) {
+    for (const bool refine : {false, true}) {
+      const auto schedules = cuda::hopper::make_schedules(ridge, iterations, refine);
+      EXPECT_EQ(schedules.may_refine, refine && iterations >= cuda::hopper::kBudget);
+      for (const Schedule& s : schedules.of) {
+        EXPECT_LE(s.last, iterations);
+        for (double mu = 0; mu <= 1; mu += 0.0625) {
+          const double want = chebyshev(mu, ridge, s.last);
+          EXPECT_NEAR(by_table(s, mu), want, 2e-5 * std::abs(want))
+              << "mu " << mu << ", iterations " << iterations << ", refined " << s.refined;
+        }
+      }
+      EXPECT_EQ(schedules.of[1].last, iterations);  // what is refined gets the whole budget
+    }
+  }
+}
+
+TEST_P(HopperSchedule, StopsOnlyWhereItIsCloseEnough) {
+  const double ridge = GetParam();
+  const Schedule s = cuda::hopper::make_schedules(ridge, 64, true).of[0];
+  for (double mu = 0; mu <= 1; mu += 0.03125) {
+    EXPECT_LE(std::abs(by_table(s, mu) * (mu + ridge) - 1), 1.01 * cuda::hopper::kGoal) << "mu " << mu;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ridges, HopperSchedule, testing::Values(0.005, 0.02, 0.1, 1.0));
+
+}  // namespace
+}  // namespace gka::kernels::test
