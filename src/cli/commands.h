@@ -24,6 +24,7 @@ Action declare_info(CLI::App& app);
 Action declare_train(CLI::App& app);
 Action declare_runs(CLI::App& app);
 Action declare_plot(CLI::App& app);
+Action declare_bench(CLI::App& app);
 Action declare_score(CLI::App& app);
 Action declare_generate(CLI::App& app);
 Action declare_tokenize(CLI::App& app);
@@ -38,6 +39,7 @@ inline constexpr std::array kCommands{
     Command{"train", "Train a model: a new run, or one that goes on to the same bits", declare_train},
     Command{"runs", "List training runs and how they stand", declare_runs},
     Command{"plot", "Draw the curves of training runs", declare_plot},
+    Command{"bench", "How fast this machine trains: whole models, and one layer of each kind", declare_bench},
 };
 
 }  // namespace gka::cli

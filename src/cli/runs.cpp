@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/table.h"
 #include "train/run.h"
 #include "train/text.h"
 
@@ -42,32 +43,18 @@ constexpr std::array kColumns{
     Column{"time", true, [](const RunSummary& run) { return train::short_duration(run.seconds); }},
 };
 
-/// Characters, not bytes.
-std::size_t width(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
 void print_table(const std::vector<RunSummary>& runs) {
-  std::vector<std::vector<std::string>> rows(1);
-  for (const auto& column : kColumns) rows[0].emplace_back(column.name);
+  std::vector<Row> rows(1);
+  std::vector<bool> right;
+  for (const auto& column : kColumns) {
+    rows[0].emplace_back(column.name);
+    right.push_back(column.right);
+  }
   for (const auto& run : runs) {
     auto& row = rows.emplace_back();
     for (const auto& column : kColumns) row.push_back(column.cell(run));
   }
-  std::array<std::size_t, kColumns.size()> widths{};
-  for (const auto& row : rows) {
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
-  }
-  for (const auto& row : rows) {
-    std::string line;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string gap(widths[i] - width(row[i]), ' ');
-      line += (i ? "  " : "") + (kColumns[i].right ? gap + row[i] : row[i] + gap);
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    std::cout << line << "\n";
-  }
+  std::cout << layout(rows, right);
   for (const auto& run : runs) {
     if (!run.message.empty()) std::cout << run.path.lexically_normal().string() << ": " << run.message << "\n";
   }

@@ -92,6 +92,14 @@ int check_files(const Arguments& arguments) {
   return 0;
 }
 
+/// A copy for the models trained on the tokens: their checkpoints take it along.
+void keep_tokenizer(const std::filesystem::path& name, const std::filesystem::path& token_file) {
+  const auto file = std::filesystem::is_directory(name) ? name / "tokenizer.json" : name;
+  if (!std::filesystem::exists(file)) return;  // bytes need none, and GPT-2's two files are no tokenizer.json
+  std::filesystem::copy_file(file, data::tokenizer_beside(token_file),
+                             std::filesystem::copy_options::overwrite_existing);
+}
+
 int tokenize(const Arguments& arguments) {
   if (arguments.verify) return check_files(arguments);
   if (arguments.out.empty()) throw std::runtime_error("gka tokenize needs --out PREFIX, the name of the token file");
@@ -135,6 +143,7 @@ int tokenize(const Arguments& arguments) {
     return kInterrupted;
   }
   writer.commit();
+  if (arguments.tokenizer != "bytes") keep_tokenizer(arguments.tokenizer, path);
   const auto& header = writer.header();
   std::cerr << path << ": " << header.tokens << " tokens, " << header.documents << " documents, "
             << std::filesystem::file_size(path) << " bytes, in " << train::short_duration(line.seconds()) << "\n";

@@ -23,6 +23,7 @@ constexpr const char* kExamples =
     "  gka train tiny.json --set learning_rate=3e-3 --set output=runs/b\n"
     "  gka train runs/tiny-gka --resume                               go on after Ctrl-C, a crash or a power cut\n"
     "  gka train long.json --from runs/tiny-gka                       a new run from the weights of another\n"
+    "  ls sweep/*.json | gka train -                                  many small runs, without starting anew for each\n"
     "\n"
     "Ctrl-C finishes the step, saves and says how to go on. docs/training.md explains the rest.";
 
@@ -31,6 +32,30 @@ struct TrainOptions {
   std::vector<std::string> assignments;
   bool resume = false, keys = false;
 };
+
+train::Outcome train_file(const std::string& file, const TrainOptions& options) {
+  auto settings = train::read_settings(file);
+  for (const auto& assignment : options.assignments) train::assign(settings, assignment);
+  if (!options.from.empty()) train::assign(settings, "from=" + Json(options.from).dump());
+  return train::train(train::parse(settings), options.resume ? train::Start::resume : train::Start::fresh);
+}
+
+/// Trains the files named on standard input, as they come. Each is answered by a line, so that another program can hand
+/// out the work: "finished FILE", or "failed FILE: " and the sentence.
+int train_listed(const TrainOptions& options) {
+  int status = 0;
+  for (std::string file; std::getline(std::cin, file);) {
+    if (file.empty()) continue;
+    try {
+      if (train_file(file, options) == train::Outcome::stopped) return kStopped;
+      std::cout << "finished " << file << std::endl;
+    } catch (const std::exception& error) {
+      std::cout << "failed " << file << ": " << error.what() << std::endl;
+      status = 1;
+    }
+  }
+  return status;
+}
 
 int run_training(const TrainOptions& options) {
   if (options.keys) {
@@ -42,18 +67,17 @@ int run_training(const TrainOptions& options) {
     throw std::runtime_error(
         "--resume continues a run and --from starts a new one from other weights; give one of them.");
   }
-  auto settings = train::read_settings(options.config);
-  for (const auto& assignment : options.assignments) train::assign(settings, assignment);
-  if (!options.from.empty()) train::assign(settings, "from=" + Json(options.from).dump());
-  const auto start = options.resume ? train::Start::resume : train::Start::fresh;
-  return train::train(train::parse(settings), start) == train::Outcome::finished ? 0 : kStopped;
+  if (options.config == "-") return train_listed(options);
+  return train_file(options.config, options) == train::Outcome::finished ? 0 : kStopped;
 }
 
 }  // namespace
 
 Action declare_train(CLI::App& app) {
   const auto options = std::make_shared<TrainOptions>();
-  app.add_option("config", options->config, "A training file (JSON), or the folder of a run")->type_name("CONFIG");
+  app.add_option("config", options->config,
+                 "A training file (JSON), the folder of a run, or - for a list of them on standard input")
+      ->type_name("CONFIG");
   app.add_option("--set", options->assignments, "Change one key of it; may be given many times")
       ->type_name("KEY=VALUE")
       ->expected(1)

@@ -70,6 +70,10 @@ void narrow(std::span<const Token> ids, std::vector<std::byte>& out) {
 
 }  // namespace
 
+std::filesystem::path tokenizer_beside(std::filesystem::path token_file) {
+  return token_file.replace_extension(".tokenizer.json");
+}
+
 TokenFile::TokenFile(const std::filesystem::path& path)
     : path_(path), map_(path), header_(read_header(path, map_.text())) {
   tokens_ = reinterpret_cast<const std::byte*>(map_.data()) + sizeof(TokenFileHeader);

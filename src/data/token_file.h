@@ -31,6 +31,10 @@ struct TokenFileHeader {
 };
 static_assert(sizeof(TokenFileHeader) == 96);
 
+/// Where `gka tokenize` leaves a copy of the tokenizer.json a token file was made with, for the models trained on it:
+/// book.tokenizer.json for book.tokens.
+std::filesystem::path tokenizer_beside(std::filesystem::path token_file);
+
 /// Reads a token file through memory mapping. Opening checks the header and the size; the tokens themselves are only
 /// checked by `verify`, because that reads all of them.
 class TokenFile {

@@ -49,8 +49,8 @@ void check(const TokenSetOptions& options) {
   }
   if (options.part == Part::eval && options.eval_fraction == 0) {
     throw std::runtime_error(
-        "eval_fraction is 0, so nothing is kept for evaluation; set it, or name other files to "
-        "evaluate on.");
+        "eval_fraction is 0, so nothing is kept for evaluation; set data.eval_fraction (0.01, say), "
+        "name other files in eval_data, or set eval_every=0.");
   }
   const auto weighted = std::ranges::count_if(options.files, [](const auto& file) { return file.weight > 0; });
   const bool bad =

@@ -1,5 +1,5 @@
 // Softmax attention as Qwen3 has it: grouped heads, an RMS norm on q and k, rotary positions; full, or over a sliding
-// window of the last tokens.
+// window of the last tokens. Optionally q, k and v pass a short convolution first.
 //
 // Its state is a cache of rotated keys and of values. Attention does not ask for their order, so a window's cache is a
 // ring: position p lies at p mod window.
@@ -107,11 +107,22 @@ class Attention final : public Mixer {
     add("o_proj", config.hidden_size, heads_ * size_, o_, o_bias_);
     q_norm_ = norm_weight("q_norm", size_, scope);
     k_norm_ = norm_weight("k_norm", size_, scope);
+    const auto add_conv = [&](std::string_view name, std::int64_t heads, ShortConv& conv) {
+      if (config.attention.conv_size > 0) {
+        conv = ShortConv(name, heads * size_, config.attention.conv_size, /*bias=*/false, config, scope);
+      }
+    };
+    add_conv("q_conv1d", heads_, q_conv_);
+    add_conv("k_conv1d", kv_heads_, k_conv_);
+    add_conv("v_conv1d", kv_heads_, v_conv_);
   }
 
   std::vector<StateField> state_fields(at::ScalarType dtype) const override {
-    return {{.name = "keys", .shape = {kv_heads_, size_}, .dtype = dtype, .max_tokens = window_},
-            {.name = "values", .shape = {kv_heads_, size_}, .dtype = dtype, .max_tokens = window_}};
+    std::vector<StateField> fields;
+    for (const auto* conv : {&q_conv_, &k_conv_, &v_conv_}) conv->add_fields(fields, dtype);
+    fields.push_back({.name = "keys", .shape = {kv_heads_, size_}, .dtype = dtype, .max_tokens = window_});
+    fields.push_back({.name = "values", .shape = {kv_heads_, size_}, .dtype = dtype, .max_tokens = window_});
+    return fields;
   }
 
  protected:
@@ -120,9 +131,13 @@ class Attention final : public Mixer {
     const auto normed = [&](const at::Tensor& projected, const at::Tensor& norm) {
       return rotate(rms_norm(heads(projected), norm, eps_), turn);
     };
-    const Heads h{.q = normed(project(x, q_, q_bias_), q_norm_),
-                  .k = normed(project(x, k_, k_bias_), k_norm_),
-                  .v = heads(project(x, v_, v_bias_))};
+    const auto parts = project_all(x, {q_, k_, v_});
+    const auto finished = [&](const at::Tensor& projected, const at::Tensor& bias, const ShortConv& conv) {
+      const auto biased = bias.defined() ? projected + bias.to(projected.scalar_type()) : projected;
+      return conv ? conv.forward(biased, call) : biased;
+    };
+    const auto q = finished(parts[0], q_bias_, q_conv_), k = finished(parts[1], k_bias_, k_conv_);
+    const Heads h{.q = normed(q, q_norm_), .k = normed(k, k_norm_), .v = heads(finished(parts[2], v_bias_, v_conv_))};
     const auto o = call.is_step() ? one_token(h, call) : whole_sequences(h, call);
     return project(o.flatten(-2), o_, o_bias_);
   }
@@ -220,6 +235,7 @@ class Attention final : public Mixer {
   std::int64_t window_, heads_, kv_heads_, size_;
   double eps_, theta_;
   at::Tensor q_, k_, v_, o_, q_bias_, k_bias_, v_bias_, o_bias_, q_norm_, k_norm_;
+  ShortConv q_conv_, k_conv_, v_conv_;
 };
 
 }  // namespace

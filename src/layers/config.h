@@ -284,6 +284,17 @@ struct Mamba2Config {
   }
 };
 
+/// Softmax attention, full and sliding (`attention_config`). As published it has no convolution; with one it sees a
+/// token's neighbours before it compares them, as the other layers do.
+struct AttentionConfig {
+  std::int64_t conv_size = 0;  // of q, k and v; 0: none
+
+  template <typename Self, typename Visit>
+  static void fields(Self& c, Visit&& visit) {
+    visit("conv_size", c.conv_size);
+  }
+};
+
 /// What all mixers of a model share, and each kind's own choices.
 struct MixerConfig {
   std::int64_t hidden_size = 0;
@@ -297,6 +308,7 @@ struct MixerConfig {
   double initializer_range = 0.02;      // projections: normal with this deviation
   double conv_initializer_range = 0.0;  // convolutions: likewise; 0: uniform within ±width^−½
 
+  AttentionConfig attention{};
   GkaConfig gka{};
   GdnConfig gdn{};
   DeltaNetConfig deltanet{};
@@ -311,6 +323,7 @@ struct MixerConfig {
 /// The groups of a model's configuration file that hold a mixer's choices: visit(key, config.*member).
 template <typename Self, typename Visit>
 void visit_groups(Self& c, Visit&& visit) {
+  visit("attention_config", c.attention);
   visit("gka_config", c.gka);
   visit("gdn_config", c.gdn);
   visit("deltanet_config", c.deltanet);

@@ -1,17 +1,105 @@
 #include "layers/functions.h"
 
+#include <ATen/ops/_fused_rms_norm.h>
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <tuple>
 
 #include "gka/block.h"
+#include "ops/fused.h"
 
 namespace gka::layers {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// x turned by the angles, or, with sign −1, back. Sums are taken in the type of the angles, and x itself is never
+/// copied to it: on a GPU each pass over memory counts.
+at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
+  if (ops::has_fused(x) && ops::has_fused(cos)) return ops::rotate(x, cos, sin, sign);
+  const auto half = x.size(-1) / 2;
+  const auto first = x.narrow(-1, 0, half), second = x.narrow(-1, half, half);
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  at::Tensor low = y.narrow(-1, 0, half), high = y.narrow(-1, half, half);
+  at::addcmul_out(low, first * cos, second, sin, -sign);
+  at::addcmul_out(high, second * cos, first, sin, sign);
+  return y;
+}
+
+/// Its gradient turns back, so the angles are all it keeps.
+struct Rotate : torch::autograd::Function<Rotate> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    return turned(x, cos, sin, 1);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    return {turned(gradients[0].contiguous(), saved[0], saved[1], -1), {}, {}};
+  }
+};
+
+/// Inputs: x [N, C], then the weights. They are kept in the type they multiply in.
+struct ProjectAll : torch::autograd::Function<ProjectAll> {
+  static variable_list forward(AutogradContext* context, at::TensorList inputs) {
+    const auto& x = inputs[0];
+    variable_list kept{x}, outputs;
+    for (const auto& weight : inputs.slice(1)) {
+      kept.push_back(weight.to(x.scalar_type()));
+      outputs.push_back(at::mm(x, kept.back().t()));
+    }
+    context->saved_data["type"] = inputs[1].scalar_type();
+    context->save_for_backward(std::move(kept));
+    context->set_materialize_grads(false);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& slopes) {
+    const auto kept = context->get_saved_variables();
+    const auto type = context->saved_data["type"].toScalarType();
+    variable_list gradients(kept.size());
+    auto& to_x = gradients[0];
+    for (std::size_t i = 0; i < slopes.size(); ++i) {
+      if (!slopes[i].defined()) continue;
+      if (context->needs_input_grad(0)) {
+        to_x = to_x.defined() ? to_x.addmm_(slopes[i], kept[i + 1]) : at::mm(slopes[i], kept[i + 1]);
+      }
+      if (context->needs_input_grad(i + 1)) gradients[i + 1] = at::mm(slopes[i].t(), kept[0]).to(type);
+    }
+    return gradients;
+  }
+};
+
+/// SiLU(gate) ⊙ up by a kernel that reads and writes each number once.
+struct FusedSwiGlu : torch::autograd::Function<FusedSwiGlu> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
+    context->save_for_backward({gate, up});
+    return ops::swiglu(gate, up);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    auto [d_gate, d_up] = ops::swiglu_backward(gradients[0], saved[0], saved[1]);
+    return {d_gate, d_up};
+  }
+};
+
+}  // namespace
+
+at::Tensor upload(const at::Tensor& x, at::Device device) {
+  if (!x.is_cpu() || !device.is_cuda()) return x.to(device);
+  return x.pin_memory().to(device, x.scalar_type(), /*non_blocking=*/true);
+}
 
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto dtype = x.scalar_type();
@@ -19,7 +107,24 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   return at::linear(x, weight.to(dtype), bias.to(dtype));
 }
 
+std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  std::vector<at::Tensor> inputs{x.reshape({-1, x.size(-1)})};
+  inputs.insert(inputs.end(), weights.begin(), weights.end());
+  auto outputs = ProjectAll::apply(at::TensorList(inputs));
+  for (auto& output : outputs) {
+    auto shape = x.sizes().vec();
+    shape.back() = output.size(-1);
+    output = output.view(shape);
+  }
+  return outputs;
+}
+
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  // Rows as wide as a model: torch's kernels give a row to a block more cleverly than ours.
+  constexpr std::int64_t kOurs = 512;
+  if (x.is_cuda() && x.size(-1) > kOurs) {
+    return std::get<0>(at::_fused_rms_norm(x, weight.sizes(), weight.to(x.scalar_type()), eps));
+  }
   return gated_rms_norm(x, {}, weight, {.eps = eps});
 }
 
@@ -42,12 +147,7 @@ Rotation rotation(const at::Tensor& positions, std::int64_t channels, double the
   return {.cos = angles.cos().to(type), .sin = angles.sin().to(type)};
 }
 
-at::Tensor rotate(const at::Tensor& x, const Rotation& by) {
-  const auto half = x.size(-1) / 2;
-  const auto wide = accumulate(x);
-  const auto first = wide.narrow(-1, 0, half), second = wide.narrow(-1, half, half);
-  return at::cat({first * by.cos - second * by.sin, second * by.cos + first * by.sin}, -1).to(x.scalar_type());
-}
+at::Tensor rotate(const at::Tensor& x, const Rotation& by) { return Rotate::apply(x, by.cos, by.sin); }
 
 at::Tensor repeat_heads(const at::Tensor& x, std::int64_t heads) {
   const auto copies = heads / x.size(-2);
@@ -74,7 +174,10 @@ SwiGlu::SwiGlu(std::int64_t hidden, std::int64_t intermediate, double initialize
       down_(scope.add("down_proj.weight", {hidden, intermediate}, init::normal(initializer_range))) {}
 
 at::Tensor SwiGlu::forward(const at::Tensor& x) const {
-  return project(at::silu(project(x, gate_)) * project(x, up_), down_);
+  const auto parts = project_all(x, {gate_, up_});
+  const auto &gate = parts[0], &up = parts[1];
+  const bool fused = ops::has_fused(gate) && ops::has_fused(up);
+  return project(fused ? FusedSwiGlu::apply(gate, up) : at::silu(gate) * up, down_);
 }
 
 }  // namespace gka::layers

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "gka/types.h"
 #include "layers/parameters.h"
@@ -19,8 +20,16 @@ inline at::ScalarType accumulation_type(const at::Tensor& x) {
 }
 inline at::Tensor accumulate(const at::Tensor& x) { return x.to(accumulation_type(x)); }
 
+/// What lies on the CPU, on `device`. It goes through pinned memory, so that nobody waits for what a GPU still
+/// computes.
+at::Tensor upload(const at::Tensor& x, at::Device device);
+
 /// x Wᵀ + b in the type of x.
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
+
+/// x Wᵀ for each of the weights. The same as that many calls of `project`, but what they give back to x is added up
+/// inside the products, not by passes over memory of their own.
+std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights);
 
 /// x / √(mean(x²) + eps) · weight over the last dimension.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);

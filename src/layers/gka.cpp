@@ -99,14 +99,20 @@ class Gka final : public Mixer {
 
  protected:
   at::Tensor mix(const at::Tensor& x, Call& call) const override {
-    auto q = query_.forward(x, call);
-    auto k = key_.forward(x, call);
-    const auto v = expand_v_.forward(value_.forward(x, call));
+    const auto gate_weights = weights_of_gates();
+    std::vector<at::Tensor> weights{query_.weight(), key_.weight(), value_.weight()};
+    if (output_.gate_weight().defined()) weights.push_back(output_.gate_weight());
+    if (gate_weights.defined()) weights.push_back(gate_weights);
+    const auto parts = project_all(x, weights);
+    auto q = query_.finish(parts[0], call);
+    auto k = key_.finish(parts[1], call);
+    const auto v = expand_v_.forward(value_.finish(parts[2], call));
     q = repeat_heads(q, sizes_.heads);
     k = expand_k_.forward(k);
     // Heads that are not mere copies have their length only now.
     if (!expand_k_.copies()) k = unit_norm(k, L2Norm::divide);
-    return output_.forward(answer(q, k, v, gates(x), call), x);
+    const auto o = answer(q, k, v, gate_weights.defined() ? gates(parts.back()) : Gates{}, call);
+    return output_.finish(o, output_.gate_weight().defined() ? parts[3] : at::Tensor());
   }
 
  private:
@@ -131,14 +137,17 @@ class Gka final : public Mixer {
             .learnable_residual = config_.kv_learnable_residual};
   }
 
-  /// One product for all gates: each by itself would read all of x for a few columns.
-  Gates gates(const at::Tensor& x) const {
+  /// One matrix for all gates: each by itself would read all of x for a few columns.
+  at::Tensor weights_of_gates() const {
     std::vector<at::Tensor> weights;
     for (const auto& weight : {decay_proj_, beta_, alpha_}) {
       if (weight.defined()) weights.push_back(weight);
     }
-    if (weights.empty()) return {};
-    const auto parts = project(x, at::cat(weights)).split(sizes_.heads, -1);
+    return weights.empty() ? at::Tensor() : at::cat(weights);
+  }
+
+  Gates gates(const at::Tensor& projected) const {
+    const auto parts = projected.split(sizes_.heads, -1);
     auto part = parts.begin();
     Gates g;
     if (decay_proj_.defined()) g.log_decay = decay_(*part++);

@@ -1,5 +1,7 @@
 #include "layers/memory.h"
 
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/linalg_solve_triangular.h>
@@ -9,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -33,10 +36,11 @@ at::Tensor sums_after(const at::Tensor& g) {
   return at::cat({later, at::zeros_like(g.narrow(-2, 0, 1))}, -2);
 }
 
-/// exp of sums of log decays. Factors below the root of the smallest normal number are zero: beside what is of order
-/// one they are nothing, and denormal numbers, which products of two of them would be, make matrix products on a CPU
+/// exp of sums of log decays. On a CPU factors below the root of the smallest normal number are zero: beside what is of
+/// order one they are nothing, and denormal numbers, which products of two of them would be, make matrix products there
 /// half as fast.
 at::Tensor fade(const at::Tensor& sums) {
+  if (!sums.is_cpu()) return sums.exp();
   const double smallest =
       sums.scalar_type() == at::kDouble ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
   return sums.masked_fill(sums.lt(0.5 * std::log(smallest)), -std::numeric_limits<double>::infinity()).exp();
@@ -84,8 +88,24 @@ at::Tensor decayed_products(const at::Tensor& rows, const at::Tensor& cols, cons
   return g.defined() && g.size(-1) > 1 ? channel_products(rows, cols, g) : head_products(rows, cols, g);
 }
 
+/// Of an even plan: chunks per sequence, and sequences.
+std::pair<std::int64_t, std::int64_t> even_sizes(const ChunkPlan& plan) {
+  return {static_cast<std::int64_t>(plan.alive.size()), plan.alive.front()};
+}
+
+/// Tokens per chunk: fewer where all sequences are shorter.
+std::int64_t chunk_size(const Sequences& sequences) {
+  const auto longest = static_cast<std::uint64_t>(sequences.longest());
+  return std::clamp(static_cast<std::int64_t>(std::bit_ceil(longest)), kLeaf, kChunk);
+}
+
 /// [B,T,H,D] as chunks [chunks·H, C, D] in the plan's order; padding is zero.
 at::Tensor to_chunks(const at::Tensor& x, const ChunkPlan& plan) {
+  if (plan.even) {
+    const auto [steps, sequences] = even_sizes(plan);
+    const auto chunks = x.reshape({sequences, steps, plan.size, x.size(2), x.size(3)});
+    return chunks.permute({1, 0, 3, 2, 4}).flatten(0, 2);
+  }
   auto rows = x.flatten(0, 1).index_select(0, plan.gather);
   if (plan.padding.defined()) rows = rows.masked_fill(plan.padding.view({-1, 1, 1}), 0);
   return rows.unflatten(0, {plan.chunks, plan.size}).transpose(1, 2).flatten(0, 1);
@@ -93,6 +113,10 @@ at::Tensor to_chunks(const at::Tensor& x, const ChunkPlan& plan) {
 
 at::Tensor from_chunks(const at::Tensor& x, const ChunkPlan& plan, at::IntArrayRef shape) {
   const auto heads = shape[2];
+  if (plan.even) {
+    const auto [steps, sequences] = even_sizes(plan);
+    return x.unflatten(0, {steps, sequences, heads}).permute({1, 0, 3, 2, 4}).reshape(shape);
+  }
   const auto rows = x.unflatten(0, {plan.chunks, heads}).transpose(1, 2).flatten(0, 1);
   return rows.index_select(0, plan.scatter).view(shape);
 }
@@ -162,18 +186,18 @@ std::pair<at::Tensor, at::Tensor> walk(const Chunks& c, const ChunkPlan& plan, s
       finished.push_back(parts[1]);
     }
     starts.push_back(state);
-    written.push_back(erase[n].defined() ? values[n] - at::matmul(erase[n], state) : values[n]);
+    written.push_back(erase[n].defined() ? at::baddbmm(values[n], erase[n], state, 1, -1) : values[n]);
     const auto kept = decay[n].defined() ? state * decay[n] : state;
-    state = kept + at::matmul(keys[n].transpose(-1, -2), written.back());
+    state = at::baddbmm(kept, keys[n].transpose(-1, -2), written.back());
   }
   finished.push_back(state);
   std::reverse(finished.begin(), finished.end());
-  const auto answers = at::matmul(c.queries, at::cat(starts)) + at::matmul(c.products, at::cat(written));
+  const auto answers = at::baddbmm(at::bmm(c.queries, at::cat(starts)), c.products, at::cat(written));
   return {answers, at::cat(finished)};
 }
 
 at::Tensor in_chunks(const MemoryInputs& in, MemoryRule rule, Call& call) {
-  const auto& plan = call.sequences().chunks(kChunk);
+  const auto& plan = call.sequences().chunks(chunk_size(call.sequences()));
   const auto heads = in.q.size(2), key_dim = in.q.size(3), value_dim = in.v.size(3);
   at::Tensor state = call.take();
   if (!state.defined()) {

@@ -82,9 +82,10 @@ HeadProjection::HeadProjection(std::string_view name, const HeadProjectionOption
   }
 }
 
-at::Tensor HeadProjection::forward(const at::Tensor& x, Call& call) const {
+at::Tensor HeadProjection::forward(const at::Tensor& x, Call& call) const { return finish(project(x, weight_), call); }
+
+at::Tensor HeadProjection::finish(const at::Tensor& projected, Call& call) const {
   const auto heads = [&](const at::Tensor& y) { return y.unflatten(-1, {options_.heads, options_.head_dim}); };
-  const auto projected = project(x, weight_);
   if (conv_) return heads(conv_.forward(projected, call, options_.norm, options_.head_dim));
   return unit_norm(heads(options_.without_conv == Activation::silu ? at::silu(projected) : projected), options_.norm);
 }
@@ -151,9 +152,13 @@ at::Tensor HeadOutput::forward(const at::Tensor& o, const at::Tensor& x) const {
   if (gate_.defined()) {
     gate = project(x, gate_);
     if (gate_up_.defined()) gate = project(gate, gate_up_, gate_bias_);
-    gate = gate.unflatten(-1, {options_.heads, options_.head_dim});
   }
-  const auto normed = gated_rms_norm(o, gate, norm_, {.activation = options_.activation, .eps = options_.eps});
+  return finish(o, gate);
+}
+
+at::Tensor HeadOutput::finish(const at::Tensor& o, const at::Tensor& gate) const {
+  const auto by_head = gate.defined() ? gate.unflatten(-1, {options_.heads, options_.head_dim}) : gate;
+  const auto normed = gated_rms_norm(o, by_head, norm_, {.activation = options_.activation, .eps = options_.eps});
   return project(normed.flatten(-2), out_);
 }
 

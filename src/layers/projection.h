@@ -56,6 +56,9 @@ class HeadProjection {
 
   /// [B,T,heads,head_dim], or [B,heads,head_dim] in a step.
   at::Tensor forward(const at::Tensor& x, Call& call) const;
+  /// The same in two parts: x Wᵀ with this weight, which a mixer may take together with others, and the rest.
+  const at::Tensor& weight() const { return weight_; }
+  at::Tensor finish(const at::Tensor& projected, Call& call) const;
   void add_fields(std::vector<StateField>& fields, at::ScalarType dtype) const { conv_.add_fields(fields, dtype); }
 
  private:
@@ -111,6 +114,9 @@ class HeadOutput {
 
   /// o [..., heads, head_dim]; x is what the mixer got.
   at::Tensor forward(const at::Tensor& o, const at::Tensor& x) const;
+  /// The same in two parts where the gate is one projection: x Wᵀ with this weight (undefined: no gate), and the rest.
+  const at::Tensor& gate_weight() const { return gate_; }
+  at::Tensor finish(const at::Tensor& o, const at::Tensor& gate) const;
 
  private:
   Options options_;

@@ -10,12 +10,14 @@
 #include <stdexcept>
 #include <string>
 
+#include "layers/functions.h"
+
 namespace gka::layers {
 namespace {
 
 using Ints = std::vector<std::int64_t>;
 
-at::Tensor to_device(const Ints& values, at::Device device) { return at::tensor(values, at::kLong).to(device); }
+at::Tensor to_device(const Ints& values, at::Device device) { return upload(at::tensor(values, at::kLong), device); }
 
 Ints checked_past(Ints past, std::int64_t count) {
   if (past.empty()) past.assign(count, 0);
@@ -74,8 +76,9 @@ ChunkPlan make_plan(const Ints& bounds, std::int64_t size, at::Device device) {
   if (static_cast<std::int64_t>(gather.size()) != bounds.back()) {
     plan.padding = at::empty({static_cast<std::int64_t>(padding.size())}, at::kBool);
     std::copy(padding.begin(), padding.end(), plan.padding.data_ptr<bool>());
-    plan.padding = plan.padding.to(device);
+    plan.padding = upload(plan.padding, device);
   }
+  plan.even = !plan.padding.defined() && steps > 0 && plan.alive.back() == count;
   if (!std::is_sorted(order.begin(), order.end())) {
     Ints inverse(count);
     for (std::int64_t i = 0; i < count; ++i) inverse[order[i]] = i;

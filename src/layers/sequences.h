@@ -17,6 +17,7 @@ struct ChunkPlan {
   std::int64_t size = 0;
   std::int64_t chunks = 0;
   std::vector<std::int64_t> alive;  // per step: how many sequences have a chunk in it; never increasing
+  bool even = false;                // all sequences have the same number of chunks, and nothing is padded
   at::Tensor gather;                // int64 [chunks·size]: the token (of B·T) in each place; 0 where padded
   at::Tensor scatter;               // int64 [B·T]: the place of each token
   at::Tensor padding;               // bool [chunks·size], true where padded; undefined where nothing is

@@ -121,7 +121,7 @@ Decoder& Decoder::operator=(Decoder&&) noexcept = default;
 
 at::Tensor Decoder::embed(const at::Tensor& ids, at::ScalarType dtype) const {
   check_ids(ids, config_.vocab_size);
-  return at::embedding(embedding_, ids.to(device())).to(dtype);
+  return at::embedding(embedding_, layers::upload(ids, device())).to(dtype);
 }
 
 ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& sequences,
@@ -157,6 +157,10 @@ at::Tensor Decoder::logits(const at::Tensor& hidden) const { return layers::proj
 
 Loss Decoder::loss(const at::Tensor& hidden, const at::Tensor& labels, const LossOptions& options) const {
   return sliced_cross_entropy(hidden, head(), labels, options);
+}
+
+Loss Decoder::loss_at(const at::Tensor& hidden, const at::Tensor& targets, const LossOptions& options) const {
+  return sliced_cross_entropy_at(hidden.flatten(0, -2), head(), targets, options);
 }
 
 at::Tensor Decoder::log_probabilities(const at::Tensor& hidden, const at::Tensor& labels) const {

@@ -79,6 +79,9 @@ class Decoder {
   /// Without the logits of all tokens at once; labels [B,T] are already shifted: labels[t] follows ids[t].
   Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const LossOptions& options = {}) const;
 
+  /// The same with the tokens that have a label already picked (`pick_targets`), on the model's device.
+  Loss loss_at(const at::Tensor& hidden, const at::Tensor& targets, const LossOptions& options = {}) const;
+
   /// log p(label) at each token, with labels likewise. No gradient.
   at::Tensor log_probabilities(const at::Tensor& hidden, const at::Tensor& labels) const;
 

@@ -5,7 +5,9 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -13,6 +15,9 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+
+#include "layers/functions.h"
+#include "ops/fused.h"
 
 namespace gka::models {
 namespace {
@@ -22,8 +27,9 @@ using torch::autograd::variable_list;
 
 std::int64_t tokens_per_slice(std::int64_t asked, const at::Tensor& weight) {
   if (asked > 0) return asked;
-  const std::int64_t values = weight.is_cpu() ? std::int64_t{1} << 22 : std::int64_t{1} << 26;
-  return std::max<std::int64_t>(16, values / std::max<std::int64_t>(1, weight.size(0)));
+  const std::int64_t values = weight.is_cpu() ? std::int64_t{1} << 22 : std::int64_t{1} << 27;
+  const auto tokens = std::max<std::int64_t>(16, values / std::max<std::int64_t>(1, weight.size(0)));
+  return tokens < 256 ? tokens : tokens / 128 * 128;  // whole tiles of a matrix product
 }
 
 /// Sums run in at least float32.
@@ -78,11 +84,58 @@ Sums run_slices(const at::Tensor& hidden, const at::Tensor& head, const at::Tens
   return sums;
 }
 
+/// The head in the type of `hidden`, with rows of zeros until their number is one that a GPU's matrix products like:
+/// 50,257 columns that begin at odd places halve their speed.
+at::Tensor padded_head(const at::Tensor& head, const at::Tensor& hidden) {
+  constexpr std::int64_t kMultiple = 64;
+  const auto rows = head.size(0), padded = (rows + kMultiple - 1) / kMultiple * kMultiple;
+  at::Tensor weight = at::empty({padded, head.size(1)}, hidden.options());
+  weight.narrow(0, 0, rows).copy_(head);
+  weight.narrow(0, rows, padded - rows).zero_();
+  return weight;
+}
+
+/// The same by a kernel that turns a slice's logits into their gradient in place.
+Sums run_slices_fused(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& labels,
+                      const at::Tensor& scale, std::int64_t slice, bool gradients, bool predict) {
+  const auto weight = padded_head(head, hidden);
+  const auto tokens = hidden.size(0), classes = head.size(0);
+  Sums sums{.loss = at::zeros({}, hidden.options().dtype(at::kFloat))};
+  if (gradients) {
+    sums.hidden_gradient = at::empty(hidden.sizes(), hidden.options());
+    sums.weight_gradient = at::zeros(weight.sizes(), weight.options().dtype(at::kFloat));
+  }
+  if (predict) sums.predicted = at::empty({tokens}, labels.options());
+  const at::Tensor room = at::empty({std::min(slice, tokens), weight.size(0)}, weight.options());
+  for (std::int64_t start = 0; start < tokens; start += slice) {
+    const auto length = std::min(slice, tokens - start);
+    const auto part = hidden.narrow(0, start, length);
+    at::Tensor logits = room.narrow(0, 0, length);
+    at::mm_out(logits, part, weight.t());
+    const auto rows = ops::cross_entropy_(logits, labels.narrow(0, start, length), classes,
+                                          gradients ? scale : at::Tensor(), predict);
+    sums.loss.add_(rows.losses.sum());
+    if (predict) sums.predicted.narrow(0, start, length).copy_(rows.predicted);
+    if (!gradients) continue;
+    at::Tensor to_hidden = sums.hidden_gradient.narrow(0, start, length);
+    at::mm_out(to_hidden, logits, weight);
+    if (weight.scalar_type() == at::kFloat) {
+      sums.weight_gradient.addmm_(logits.t(), part);
+    } else {
+      sums.weight_gradient.add_(at::mm(logits.t(), part));
+    }
+  }
+  if (gradients) sums.weight_gradient = sums.weight_gradient.narrow(0, 0, classes);
+  sums.loss.mul_(scale);
+  return sums;
+}
+
 struct SlicedCrossEntropy : torch::autograd::Function<SlicedCrossEntropy> {
   static variable_list forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& weight,
                                const at::Tensor& labels, const at::Tensor& scale, std::int64_t slice, bool gradients,
                                bool predict) {
-    auto sums = run_slices(hidden, weight, labels, scale, slice, gradients, predict);
+    const auto run = ops::has_fused(hidden) ? run_slices_fused : run_slices;
+    auto sums = run(hidden, weight, labels, scale, slice, gradients, predict);
     if (gradients) context->save_for_backward({sums.hidden_gradient, sums.weight_gradient.to(weight.scalar_type())});
     variable_list results{sums.loss};
     if (predict) {
@@ -116,32 +169,43 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor&
   }
 }
 
+/// states [M, C] with a label each, of which they are rows `rows`.
+Loss loss_of_rows(const at::Tensor& states, const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& labels,
+                  const LossOptions& options) {
+  const auto number = states.options().dtype(wide_type(states)).requires_grad(false);
+  const auto scale = options.divisor > 0 ? at::full({}, 1 / options.divisor, number)
+                                         : labels.ne(kIgnored).sum().clamp_min(1).to(wide_type(states)).reciprocal();
+  const bool gradients = at::GradMode::is_enabled() && (states.requires_grad() || weight.requires_grad());
+  const auto results = SlicedCrossEntropy::apply(states, weight, labels, scale, tokens_per_slice(options.slice, weight),
+                                                 gradients, options.predict);
+  return {.mean = results[0], .rows = rows, .predicted = options.predict ? results[1] : at::Tensor()};
+}
+
 }  // namespace
+
+at::Tensor pick_targets(const at::Tensor& labels) {
+  const auto flat = labels.flatten().to(at::kLong);
+  const auto rows = flat.ne(kIgnored).nonzero().squeeze(1);
+  return at::stack({rows, flat.index_select(0, rows)});
+}
+
+Loss sliced_cross_entropy_at(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                             const LossOptions& options) {
+  const auto rows = targets[0];
+  const bool all = rows.numel() == hidden.size(0);
+  return loss_of_rows(all ? hidden : hidden.index_select(0, rows), weight, rows, targets[1], options);
+}
 
 Loss sliced_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                           const LossOptions& options) {
   check(hidden, weight, labels);
-  auto flat = labels.flatten();
-  auto states = hidden.reshape({-1, hidden.size(-1)});
-
-  Loss loss;
-  if (flat.is_cpu()) {
-    const auto rows = flat.ne(kIgnored).nonzero().squeeze(1);
-    const bool all = rows.numel() == flat.numel();
-    flat = (all ? flat : flat.index_select(0, rows)).to(hidden.device());
-    loss.rows = rows.to(hidden.device());
-    if (!all) states = states.index_select(0, loss.rows);
-  } else {
-    loss.rows = at::arange(flat.numel(), flat.options());
+  const auto states = hidden.reshape({-1, hidden.size(-1)});
+  if (labels.is_cpu()) {
+    const auto targets = layers::upload(pick_targets(labels), hidden.device());
+    return sliced_cross_entropy_at(states, weight, targets, options);
   }
-  const auto counted = flat.ne(kIgnored).sum().clamp_min(1).to(wide_type(hidden));
-  const auto scale = options.divisor > 0 ? counted.new_full({}, 1 / options.divisor) : counted.reciprocal();
-  const bool gradients = at::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
-  const auto results = SlicedCrossEntropy::apply(states, weight, flat, scale, tokens_per_slice(options.slice, weight),
-                                                 gradients, options.predict);
-  loss.mean = results[0];
-  if (options.predict) loss.predicted = results[1];
-  return loss;
+  const auto flat = labels.flatten();
+  return loss_of_rows(states, weight, at::arange(flat.numel(), flat.options()), flat, options);
 }
 
 at::Tensor sliced_log_probabilities(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,

@@ -12,7 +12,7 @@ namespace gka::models {
 inline constexpr std::int64_t kIgnored = -100;
 
 struct LossOptions {
-  /// Tokens per slice; 0 picks a number that keeps a slice's logits at 2^22 values on the CPU, 2^26 elsewhere.
+  /// Tokens per slice; 0 picks a number that keeps a slice's logits at 2^22 values on the CPU, 2^27 elsewhere.
   std::int64_t slice = 0;
   /// What the sum is divided by; 0 is the number of labels that are not ignored.
   double divisor = 0;
@@ -25,6 +25,14 @@ struct Loss {
   at::Tensor rows;       // int64 [M]: the tokens that went through the head, as places in labels.flatten()
   at::Tensor predicted;  // int64 [M]: the likeliest token at each
 };
+
+/// The tokens that have a label: int64 [2, M], their places in labels.flatten() above their labels. `labels` is on the
+/// CPU, where finding them makes no device wait.
+at::Tensor pick_targets(const at::Tensor& labels);
+
+/// hidden [N, C], weight [V, C]; targets as `pick_targets` gives them, on the device of `hidden`.
+Loss sliced_cross_entropy_at(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
+                             const LossOptions& options = {});
 
 /// hidden [..., C], weight [V, C], labels [...] of integers below V or kIgnored. Products run in the type of `hidden`,
 /// sums in float32 or better, and each gradient has the type of what it belongs to. Where the labels are on the CPU,

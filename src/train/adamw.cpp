@@ -49,7 +49,11 @@ void AdamW::zero_gradients() {
   }
 }
 
-at::Tensor AdamW::step(double learning_rate) {
+at::Tensor AdamW::step(double learning_rate) { return update(learning_rate); }
+at::Tensor AdamW::step(const at::Tensor& learning_rate) { return update(learning_rate); }
+
+template <typename Rate>
+at::Tensor AdamW::update(const Rate& learning_rate) {
   const c10::NoGradGuard no_gradients;
   std::vector<at::Tensor> all;
   for (const auto& group : groups_) {

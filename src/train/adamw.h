@@ -30,6 +30,8 @@ class AdamW {
   /// Clips the gradients in place, updates every parameter that has one, and returns their length before clipping: a
   /// float64 scalar on the parameters' device.
   at::Tensor step(double learning_rate);
+  /// The same with the rate on the device, a float32 scalar that may change before a recorded step is played.
+  at::Tensor step(const at::Tensor& learning_rate);
 
   /// Both running averages and the number of steps, by name; what `load` takes. They are the tensors themselves, no
   /// copies.
@@ -43,6 +45,9 @@ class AdamW {
     std::vector<std::string> names;
     std::vector<at::Tensor> parameters, first, second, steps;
   };
+
+  template <typename Rate>
+  at::Tensor update(const Rate& learning_rate);
 
   AdamWOptions options_;
   std::array<Group, 2> groups_;

@@ -117,6 +117,10 @@ constexpr std::array kKeys{
         "more time",
         false,
         [](const Json& v, Config& c) { return v.is_boolean() && (c.checkpoint_activations = v.get<bool>(), true); }},
+    Key{"cuda_graph", "true or false", "false",
+        "on CUDA, record the step of each shape of batch once and play it from then on: for small models, whose steps "
+        "take longer to launch than to compute; not with `accumulation` or packed data",
+        true, [](const Json& v, Config& c) { return v.is_boolean() && (c.cuda_graph = v.get<bool>(), true); }},
     Key{"eval_every", "a whole number, at least 0", "200",
         "steps between evaluations; the last step has one too; 0: never", false,
         [](const Json& v, Config& c) { return read_count(v, c.eval_every, 0); }},

@@ -30,6 +30,7 @@ struct Config {
   std::uint64_t seed = 0;
   std::string dtype, device;
   bool checkpoint_activations = false;
+  bool cuda_graph = false;
   std::int64_t eval_every = 0, eval_batches = 0, checkpoint_every = 0, keep = 0, log_every = 0;
   std::optional<double> stop_accuracy;
   std::filesystem::path output;

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -29,6 +30,29 @@ at::ScalarType choose_activations(const std::string& name, at::Device device) {
   return name == "float64" ? at::kDouble : name == "bfloat16" ? at::kBFloat16 : at::kFloat;
 }
 
+double resident_bytes() {
+  double total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
+struct TensorBytes {
+  double current, peak;
+};
+
+/// It answers only once torch has been on the device.
+c10::DeviceAllocator& allocator_of(at::Device device) {
+  at::globalContext().lazyInitDevice(device.type());
+  return *c10::getDeviceAllocator(device.type());
+}
+
+TensorBytes tensor_bytes(at::Device device) {
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = allocator_of(device).getDeviceStats(device.index());
+  const auto& bytes = stats.allocated_bytes[kAll];
+  return {static_cast<double>(bytes.current), static_cast<double>(bytes.peak)};
+}
+
 }  // namespace
 
 Compute choose_compute(const Config& config) {
@@ -37,15 +61,19 @@ Compute choose_compute(const Config& config) {
   return {device, activations, activations == at::kDouble ? at::kDouble : at::kFloat};
 }
 
-double memory_in_use(at::Device device) {
-  if (device.is_cpu()) {
-    double total = 0, resident = 0;
-    std::ifstream("/proc/self/statm") >> total >> resident;
-    return resident * static_cast<double>(::sysconf(_SC_PAGESIZE));
-  }
-  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-  return static_cast<double>(
-      stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak);
+double memory_in_use(at::Device device) { return device.is_cpu() ? resident_bytes() : tensor_bytes(device).peak; }
+
+double memory_now(at::Device device) { return device.is_cpu() ? resident_bytes() : tensor_bytes(device).current; }
+
+void reset_memory(at::Device device) {
+  if (device.is_cpu()) return;
+  auto& allocator = allocator_of(device);
+  allocator.emptyCache();
+  allocator.resetPeakStats(device.index());
+}
+
+void wait_for(at::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
 Determinism::Determinism(at::Device device) : on_(!device.is_cpu()), guard_(&once_) {

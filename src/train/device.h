@@ -24,6 +24,12 @@ Compute choose_compute(const Config& config);
 
 /// Bytes in use: of the process on the CPU, the most so far by tensors on a GPU.
 double memory_in_use(at::Device device);
+/// Bytes in tensors on a GPU now; of the process on the CPU.
+double memory_now(at::Device device);
+/// Hands memory that no tensor uses back to the GPU and counts the most in use from here on; nothing on the CPU.
+void reset_memory(at::Device device);
+/// Waits until the device has done all it was asked to.
+void wait_for(at::Device device);
 
 /// While it lives, operations that have a deterministic form take it, and torch says once, not at every step, which
 /// have none.

@@ -9,23 +9,24 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/stack.h>
 
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <future>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "data/source.h"
+#include "data/token_file.h"
 #include "models/checkpoint.h"
-#include "models/decoder.h"
-#include "train/adamw.h"
 #include "train/checkpoint.h"
 #include "train/device.h"
 #include "train/fault.h"
+#include "train/learner.h"
 #include "train/progress.h"
 #include "train/run.h"
 #include "train/schedule.h"
@@ -51,19 +52,14 @@ std::unique_ptr<data::Source> open_seeded(Json source, std::uint64_t seed, data:
   return data::open_source(nlohmann::json(source), split);
 }
 
-at::Generator seeded_generator(at::Device device, std::uint64_t seed) {
-  auto generator = at::globalContext().defaultGenerator(device);
-  generator.set_current_seed(seed);
-  return generator;
-}
-
-/// Seeds all of torch, and draws the weights from a CPU's numbers whatever the device: they are the same everywhere.
-models::Decoder draw_model(const Config& config, const Compute& compute) {
-  seeded_generator(compute.device, config.seed);
-  const auto generator = seeded_generator(at::kCPU, config.seed);
-  return models::Decoder(
-      models::parse_training_config(config.model, "model"),
-      {.device = compute.device, .dtype = compute.parameters, .generator = generator, .requires_grad = true});
+/// The tokenizer that `gka tokenize` left beside the first token file, if any.
+std::optional<fs::path> tokenizer_of(const Json& source) {
+  const auto files = source.find("files");
+  if (files == source.end() || !files->is_array() || files->empty()) return std::nullopt;
+  const auto& first = files->front();
+  const auto name = first.is_object() ? first.value("path", std::string()) : first.get<std::string>();
+  const auto tokenizer = data::tokenizer_beside(name);
+  return fs::exists(tokenizer) ? std::optional(tokenizer) : std::nullopt;
 }
 
 /// The folder with weights that `from` means: a checkpoint or a model itself, or a run, whose newest checkpoint counts.
@@ -89,8 +85,7 @@ class Trainer {
   };
   struct Parts {
     std::vector<data::Batch> batches;
-    std::int64_t targets = 0, tokens = 0;
-    std::int64_t position = 0;  // of the source before them
+    std::int64_t tokens = 0;
   };
 
   void start_from(const fs::path& folder);
@@ -99,11 +94,9 @@ class Trainer {
   void save_files(const fs::path& folder) const;
   std::string say_start() const;
 
-  models::Loss loss_of(const data::Batch& batch, const models::LossOptions& options) const;
-  models::ForwardOptions forward_options() const;
-  layers::Sequences sequences_of(const data::Batch& batch) const;
   Parts next_parts();
   at::Tensor backward(const Parts& parts);
+  at::Tensor work_on(const Parts& parts);
   Measured step();
   Evaluation evaluate();
   void report(const Measured& measured, const std::optional<Evaluation>& evaluation, double seconds);
@@ -114,13 +107,13 @@ class Trainer {
   const StopSignals& signals_;
   Compute compute_;
   Determinism determinism_;
-  models::Decoder decoder_;
-  AdamW optimiser_;
+  Learner learner_;
   Schedule schedule_;
   std::unique_ptr<data::Source> source_, eval_source_;
   Progress progress_;
   std::optional<MetricsFile> metrics_;
-  std::optional<Parts> upcoming_;  // already taken from the source, not yet trained on
+  std::future<Parts> upcoming_;  // being taken from the source, not yet trained on
+  std::int64_t position_ = 0;    // of the source before those
 
   std::int64_t step_ = 0, tokens_ = 0, saved_step_ = 0;
   bool reached_ = false;  // stop_accuracy
@@ -133,9 +126,7 @@ Trainer::Trainer(const Config& config, Start start, const StopSignals& signals)
       signals_(signals),
       compute_(choose_compute(config)),
       determinism_(compute_.device),
-      decoder_(draw_model(config, compute_)),
-      optimiser_(decoder_.parameters().all(),
-                 {.betas = config.betas, .eps = config.eps, .weight_decay = config.weight_decay, .clip = config.clip}),
+      learner_(config, compute_),
       schedule_{.peak = config.learning_rate,
                 .warmup = config.warmup,
                 .final = config.final_learning_rate,
@@ -147,9 +138,10 @@ Trainer::Trainer(const Config& config, Start start, const StopSignals& signals)
         open_seeded(config.eval_data.is_null() ? config.data : config.eval_data, config.seed, data::Split::eval);
   }
   for (const auto* source : {source_.get(), eval_source_.get()}) {
-    if (source && source->vocab_size() > decoder_.config().vocab_size) {
+    if (source && source->vocab_size() > learner_.decoder().config().vocab_size) {
       throw std::runtime_error("the data has tokens up to " + std::to_string(source->vocab_size() - 1) +
-                               ", but the model's vocab_size is " + std::to_string(decoder_.config().vocab_size) +
+                               ", but the model's vocab_size is " +
+                               std::to_string(learner_.decoder().config().vocab_size) +
                                "; set model.vocab_size to at least " + std::to_string(source->vocab_size()) + ".");
     }
   }
@@ -168,7 +160,7 @@ std::string Trainer::say_start() const {
   const auto type = compute_.activations == at::kFloat    ? "float32"
                     : compute_.activations == at::kDouble ? "float64"
                                                           : "bfloat16";
-  return config_.output.string() + ": " + short_count(static_cast<double>(decoder_.parameters().count())) +
+  return config_.output.string() + ": " + short_count(static_cast<double>(learner_.decoder().parameters().count())) +
          " parameters, " + type + " on " + compute_.device.str() + "; " + source_->describe() + "; " +
          (step_ > 0 ? "continues after step " + std::to_string(step_) + " of " : "") + std::to_string(config_.steps) +
          " steps of " + short_count(static_cast<double>(config_.batch_tokens)) + " tokens";
@@ -180,7 +172,8 @@ void Trainer::start_from(const fs::path& from) {
     throw std::runtime_error("there is no checkpoint '" + folder.string() + "' to start from; check the path.");
   }
   if (has_checksums(folder)) verify_folder(folder);
-  models::load_weights(decoder_, models::Weights(folder), [&](const std::string& line) { progress_.say(line); });
+  models::load_weights(learner_.decoder(), models::Weights(folder),
+                       [&](const std::string& line) { progress_.say(line); });
 }
 
 void Trainer::resume_from(const SavedStep& saved) {
@@ -190,9 +183,10 @@ void Trainer::resume_from(const SavedStep& saved) {
     throw std::runtime_error(std::string(error.what()) + "; remove that folder, and " +
                              how_to_continue(config_.output) + " goes on from the checkpoint before it.");
   }
-  models::load_weights(decoder_, models::Weights(saved.path), [&](const std::string& line) { progress_.say(line); });
+  models::load_weights(learner_.decoder(), models::Weights(saved.path),
+                       [&](const std::string& line) { progress_.say(line); });
   const auto state = models::SafetensorsFile(saved.path / kOptimiser).tensors();
-  optimiser_.load(state);
+  learner_.optimiser().load(state);
   for (const auto device : {at::Device(at::kCPU), compute_.device}) {
     const auto random = state.find("random." + device.str());
     if (random == state.end()) continue;
@@ -213,9 +207,10 @@ void Trainer::resume_from(const SavedStep& saved) {
 }
 
 void Trainer::save_files(const fs::path& folder) const {
-  models::save_model(decoder_, folder);
+  models::save_model(learner_.decoder(), folder);
+  if (const auto tokenizer = tokenizer_of(config_.data)) fs::copy_file(*tokenizer, folder / "tokenizer.json");
   fault_point("save", step_);
-  auto state = optimiser_.state();
+  auto state = learner_.optimiser().state();
   for (const auto device : {at::Device(at::kCPU), compute_.device}) {
     state["random." + device.str()] = at::globalContext().defaultGenerator(device).get_state();
   }
@@ -223,7 +218,7 @@ void Trainer::save_files(const fs::path& folder) const {
   const Json progress{{"step", step_},
                       {"tokens", tokens_},
                       {"seconds", seconds_},
-                      {"position", upcoming_ ? upcoming_->position : source_->position()},
+                      {"position", position_},
                       {"finished", reached_ || step_ == config_.steps},
                       {"threads", at::get_num_threads()},
                       {"settings", config_.settings}};
@@ -249,44 +244,17 @@ void Trainer::save() {
   }
 }
 
-models::ForwardOptions Trainer::forward_options() const {
-  models::ForwardOptions options;
-  options.recompute = config_.checkpoint_activations;
-  options.dtype = compute_.activations;
-  return options;
-}
-
-layers::Sequences Trainer::sequences_of(const data::Batch& batch) const {
-  if (batch.cu_seqlens.defined()) return layers::Sequences::packed(batch.cu_seqlens, compute_.device);
-  return layers::Sequences::rows(batch.inputs.size(0), batch.inputs.size(1), compute_.device);
-}
-
-models::Loss Trainer::loss_of(const data::Batch& batch, const models::LossOptions& options) const {
-  const auto output = decoder_.forward(batch.inputs, sequences_of(batch), forward_options());
-  return decoder_.loss(output.hidden, batch.targets, options);
-}
-
 Trainer::Parts Trainer::next_parts() {
   Parts parts;
-  parts.position = source_->position();
   for (std::int64_t i = 0; i < config_.accumulation; ++i) {
     const auto& batch = parts.batches.emplace_back(source_->next(config_.micro_batch(), config_.length));
-    parts.targets += batch.targets.ne(models::kIgnored).sum().item<std::int64_t>();
     parts.tokens += batch.inputs.numel();
   }
   return parts;
 }
 
 at::Tensor Trainer::backward(const Parts& parts) try {
-  optimiser_.zero_gradients();
-  at::Tensor total;
-  for (const auto& batch : parts.batches) {
-    // Divided by the targets of all parts: however a batch is cut, every target counts the same.
-    const auto loss = loss_of(batch, {.divisor = static_cast<double>(std::max<std::int64_t>(1, parts.targets))});
-    loss.mean.backward();
-    total = total.defined() ? total.add(loss.mean.detach()) : loss.mean.detach();
-  }
-  return total;
+  return learner_.backward(parts.batches);
 } catch (const models::LayerError& error) {
   // On the CPU an operator refuses a NaN before it reaches the loss.
   const std::string text = error.what();
@@ -294,15 +262,20 @@ at::Tensor Trainer::backward(const Parts& parts) try {
   explain_not_finite(parts, std::nan(""));
 }
 
-Trainer::Measured Trainer::step() {
-  const auto parts = upcoming_ ? std::move(*upcoming_) : next_parts();
-  upcoming_.reset();
-  const auto total = backward(parts);
+/// The loss and the gradient's length, on the device.
+at::Tensor Trainer::work_on(const Parts& parts) {
+  if (learner_.plays(parts.batches)) return learner_.play(parts.batches[0], schedule_(step_));
+  const auto loss = backward(parts);
   fault_point("step", step_);
-  const auto norm = optimiser_.step(schedule_(step_));
-  const auto both = at::stack({total.to(at::kDouble), norm});
-  if (step_ < config_.steps) upcoming_ = next_parts();  // while a GPU is still busy
-  const auto read = both.cpu();                         // the one moment a step waits for it
+  return learner_.update(loss, schedule_(step_));
+}
+
+Trainer::Measured Trainer::step() {
+  const auto parts = upcoming_.valid() ? upcoming_.get() : next_parts();
+  position_ = source_->position();
+  if (step_ < config_.steps) upcoming_ = std::async(std::launch::async, [this] { return next_parts(); });
+  const auto both = work_on(parts);
+  const auto read = both.cpu();  // the one moment a step waits for a GPU
   const Measured measured{read[0].item<double>(), read[1].item<double>(), parts.tokens};
   if (!std::isfinite(measured.loss) || !std::isfinite(measured.gradient_norm)) explain_not_finite(parts, measured.loss);
   return measured;
@@ -310,17 +283,17 @@ Trainer::Measured Trainer::step() {
 
 void Trainer::explain_not_finite(const Parts& parts, double loss) const {
   const at::NoGradGuard no_gradients;
-  auto options = forward_options();
+  auto options = learner_.forward_options();
   options.recompute = false;
   std::string where;
   for (const auto& part : parts.batches) {
     if (!where.empty()) break;
-    if (const auto name = first_not_finite(decoder_, part.inputs, sequences_of(part), options)) {
+    if (const auto name = first_not_finite(learner_.decoder(), part.inputs, learner_.sequences_of(part), options)) {
       where = "the first values that are not finite are those of " + *name;
     }
   }
   // The backward pass goes from the last parameter to the first.
-  const auto& parameters = decoder_.parameters().all();
+  const auto& parameters = learner_.decoder().parameters().all();
   for (auto parameter = parameters.rbegin(); parameter != parameters.rend() && where.empty(); ++parameter) {
     const auto& gradient = parameter->value.grad();
     if (gradient.defined() && !gradient.isfinite().all().item<bool>()) {
@@ -345,7 +318,7 @@ Trainer::Evaluation Trainer::evaluate() {
   data::Accuracy accuracy;
   for (std::int64_t i = 0; i < config_.eval_batches; ++i) {
     const auto batch = eval_source_->next(config_.micro_batch(), config_.length);
-    const auto part = loss_of(batch, {.predict = true});
+    const auto part = learner_.loss(batch, {.predict = true});
     const auto right = data::accuracy(part.predicted.cpu(), batch.targets);
     loss += part.mean.item<double>() * static_cast<double>(right.tokens);
     accuracy += right;

@@ -44,6 +44,7 @@ Case make(const std::string& name, const std::string& token, const std::function
 std::vector<Case> all_cases() {
   return {
       make("Attention", "*"),
+      make("AttentionConvolved", "*", [](auto& c) { c.attention.conv_size = 4; }),
       make("SlidingWindow", "SWA"),
       make("Gka", "GKA"),
       make("GkaPaperBeta", "GKA", [](auto& c) { c.gka.beta_weight = BetaWeight::paper; }),

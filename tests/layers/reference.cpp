@@ -37,7 +37,7 @@ struct Weights {
   Tensor operator()(const std::string& name) const {
     const auto* found = all.find(name);
     if (found == nullptr) throw std::invalid_argument("no parameter " + name);
-    return found->value.detach();
+    return found->value.detach().cpu();
   }
 };
 
@@ -194,13 +194,12 @@ Tensor solve(const GkaConfig& c, const Tensor& h, const Tensor& q) {
 
 Tensor attention(const Weights& w, const MixerConfig& config, const Tensor& x, Int window) {
   const Int tokens = x.size(0), heads = config.num_attention_heads;
-  const auto project = [&](const std::string& name) {
-    return apply(w, name + "_proj", x).view({tokens, -1, config.head_dim});
+  const auto project = [&](const std::string& name, Int count) { return head_projection(w, name, x, count, as_it_is); };
+  const auto normed = [&](const std::string& name, Int count) {
+    return rotated(rms(project(name, count), config.rms_norm_eps) * w(name + "_norm.weight"), config.rope_theta);
   };
-  const auto normed = [&](const std::string& name) {
-    return rotated(rms(project(name), config.rms_norm_eps) * w(name + "_norm.weight"), config.rope_theta);
-  };
-  const Tensor q = normed("q"), k = copies(normed("k"), heads), v = copies(project("v"), heads);
+  const Int few = config.num_key_value_heads;
+  const Tensor q = normed("q", heads), k = copies(normed("k", few), heads), v = copies(project("v", few), heads);
   const Tensor o = per_head(tokens, heads, [&](Int h) {
     std::vector<Tensor> out;
     for (Int t = 0; t < tokens; ++t) {

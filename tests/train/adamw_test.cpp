@@ -1,6 +1,7 @@
 // AdamW against the textbook loop in float64, and what must hold whatever the numbers.
 #include "train/adamw.h"
 
+#include <ATen/ops/cos.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
@@ -171,6 +172,23 @@ TEST(AdamW, RefusesAnotherModelsState) {
   AdamW optimiser(own, {});
   EXPECT_THROW(optimiser.load(AdamW(other, {}).state()), std::runtime_error);
   EXPECT_THROW(optimiser.load(AdamW(wider, {}).state()), std::runtime_error);
+}
+
+TEST(AdamW, ARateOnTheDeviceIsTheSameRate) {
+  constexpr double kRate = 0.0078125;  // float32 has it exactly
+  const auto start = at::randn({5, 3});
+  std::vector<at::Tensor> after;
+  for (const bool on_device : {false, true}) {
+    const auto weight = start.clone().requires_grad_(true);
+    AdamW optimiser({{"w", weight, WeightDecay::yes}}, {});
+    for (int step = 0; step < 3; ++step) {
+      weight.mutable_grad() = start.cos().add(step);
+      const auto length = on_device ? optimiser.step(at::full({}, kRate, at::kFloat)) : optimiser.step(kRate);
+      EXPECT_GT(length.item<double>(), 0);
+    }
+    after.push_back(weight.detach());
+  }
+  EXPECT_LT(farthest(values(after[0]), values(after[1])), 1e-7);
 }
 
 }  // namespace

@@ -2,10 +2,13 @@
 
 import json
 import math
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+from training import PROGRAM, only_sentence
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,3 +104,43 @@ def test_the_documentation_has_every_key(gka):
     table = gka.call("train", "--keys").stdout
     assert table.count("\n") > 20
     assert table in (ROOT / "docs/training.md").read_text()
+
+
+def test_a_list_of_runs_comes_from_standard_input(gka, whole):
+    gka.write(output="a")
+    gka.write("wrong.json", output="b", steps=0)
+    (gka.folder / "list").write_text("small.json\nwrong.json\n")
+    done = subprocess.run(
+        f"{PROGRAM} train - < list",
+        shell=True,
+        cwd=gka.folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    first, second = done.stdout.splitlines()
+    assert first == "finished small.json"
+    assert second.startswith("failed wrong.json: ")
+    assert done.returncode == 1
+    assert gka.weights("a") == whole.weights("runs/small")  # as alone in its process
+
+
+def test_a_checkpoint_takes_the_tokenizer_along(gka):
+    (gka.folder / "text.txt").write_text("the cat sat on the mat and the dog sat on the cat " * 40)
+    made = gka.call("tokenizer", "train", "text.txt", "--vocab-size", 280, "--out", "tok.json")
+    assert made.returncode == 0, made.stderr
+    made = gka.call("tokenize", "text.txt", "--tokenizer", "tok.json", "--out", "text")
+    assert made.returncode == 0, made.stderr
+    gka.write(data={"kind": "tokens", "files": ["text.tokens"]}, steps=1, eval_every=0)
+    gka.train("small.json", "--set", "model.vocab_size=300")
+    said = gka.call("generate", "runs/small", "--prompt", "the cat", "--max-tokens", 3, "--greedy")
+    assert said.returncode == 0, said.stderr
+
+
+def test_evaluation_without_anything_to_evaluate_on_says_what_to_set(gka):
+    (gka.folder / "text.txt").write_text("the cat sat on the mat " * 40)
+    gka.call("tokenize", "text.txt", "--out", "text")
+    gka.write(data={"kind": "tokens", "files": ["text.tokens"]})
+    sentence = only_sentence(gka.call("train", "small.json", "--set", "model.vocab_size=257"))
+    for key in ["data.eval_fraction", "eval_data", "eval_every=0"]:
+        assert key in sentence

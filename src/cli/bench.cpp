@@ -1,0 +1,184 @@
+// `gka bench`: how fast this machine trains. One file per benchmark.
+#include "cli/bench.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/SDPBackend.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <fstream>
+#include <memory>
+#include <stdexcept>
+
+#include "gka/info.h"
+
+namespace gka::cli {
+namespace {
+
+struct Benchmark {
+  const char* name;
+  const char* summary;
+  Action (*declare)(CLI::App& app);
+};
+
+constexpr std::array kBenchmarks{
+    Benchmark{"train", "Tokens per second of training, side by side with the attention model of the same size",
+              declare_bench_train},
+    Benchmark{"layer", "Forward and backward of one layer of each kind against the length", declare_bench_layer},
+};
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(std::min(line.size(), line.find(':') + 2));
+  }
+  return "CPU";
+}
+
+/// The last part of what its backend says: the card.
+std::string gpu() {
+  for (const auto& backend : backends()) {
+    const auto end = backend.detail.rfind("; ");
+    if (backend.name == "cuda" && end != std::string::npos) return backend.detail.substr(end + 2);
+  }
+  return "GPU";
+}
+
+std::vector<AttentionKernel> attention_kernels() {
+  const auto order = [](std::initializer_list<at::SDPBackend> backends) {
+    std::vector<std::int64_t> numbers;
+    for (const auto backend : backends) numbers.push_back(static_cast<std::int64_t>(backend));
+    return numbers;
+  };
+  using enum at::SDPBackend;
+  return {{"cuDNN", order({cudnn_attention, flash_attention, efficient_attention, math})},
+          {"flash", order({flash_attention, cudnn_attention, efficient_attention, math})}};
+}
+
+}  // namespace
+
+void add_place(CLI::App& app, Place& place) {
+  app.add_option("--device", place.device, "auto, cpu, cuda or cuda:N; auto: the first GPU, or the CPU")
+      ->capture_default_str();
+  app.add_option("--dtype", place.dtype, "auto, float32, bfloat16 or float64; auto: bfloat16 on CUDA, else float32")
+      ->capture_default_str();
+}
+
+train::Compute choose_compute(const Place& place) {
+  // Through the training file's own reader, so that its errors are the same.
+  const Json settings{
+      {"model", Json::object()}, {"data", Json::object()}, {"length", 1},         {"batch_tokens", 1}, {"steps", 1},
+      {"output", "none"},        {"device", place.device}, {"dtype", place.dtype}};
+  return train::choose_compute(train::parse(settings));
+}
+
+const char* name_of(at::ScalarType dtype) {
+  return dtype == at::kDouble ? "float64" : dtype == at::kFloat ? "float32" : "bfloat16";
+}
+
+std::string describe_machine(at::Device device) {
+  const auto where = device.is_cpu() ? processor() + ", " + std::to_string(at::get_num_threads()) + " threads" : gpu();
+  return where + ", torch " + GKA_TORCH_VERSION + ", gka " + version();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) throw std::logic_error("the median of nothing");
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  if (values.size() % 2 == 1) return *middle;
+  return 0.5 * (*middle + *std::max_element(values.begin(), middle));
+}
+
+double seconds_of(at::Device device, const std::function<void()>& work) {
+  train::wait_for(device);
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  train::wait_for(device);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double matrix_rate(at::Device device, at::ScalarType dtype) {
+  const at::NoGradGuard no_gradients;
+  const std::int64_t n = device.is_cpu() ? 1024 : 8192;
+  const auto options = at::TensorOptions(device).dtype(dtype);
+  // Random numbers: zeros draw less power and run faster than anything does.
+  const auto a = at::randn({n, n}, options), b = at::randn({n, n}, options);
+  std::vector<double> times;
+  for (int i = 0; i < 13; ++i) {
+    const auto time = seconds_of(device, [&] { at::mm(a, b); });
+    if (i >= 3) times.push_back(time);
+  }
+  return 2 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) / median(times);
+}
+
+void prefer(const AttentionKernel& kernel) { at::globalContext().setSDPPriorityOrder(kernel.order); }
+
+std::optional<AttentionKernel> fastest_attention(at::Device device, const std::function<double()>& work) {
+  if (device.is_cpu()) return std::nullopt;
+  work();  // torch settles its own order on the first call
+  std::optional<AttentionKernel> fastest;
+  double least = 0;
+  for (const auto& kernel : attention_kernels()) {
+    prefer(kernel);
+    work();
+    const auto seconds = work();
+    if (!fastest || seconds < least) least = seconds, fastest = kernel;
+  }
+  return fastest;
+}
+
+bool is_out_of_memory(std::string_view error) {
+  return error.find("out of memory") != std::string_view::npos ||
+         error.find("allocate memory") != std::string_view::npos;
+}
+
+std::vector<std::int64_t> parse_lengths(const std::string& text) {
+  std::vector<std::int64_t> lengths;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const auto end = std::min(text.find(',', begin), text.size());
+    const auto word = text.substr(begin, end - begin);
+    std::size_t read = 0;
+    std::int64_t length = 0;
+    try {
+      length = std::stoll(word, &read);
+    } catch (const std::exception&) {
+    }
+    const bool thousands = read + 1 == word.size() && (word[read] == 'k' || word[read] == 'K');
+    if (length < 1 || (read != word.size() && !thousands)) {
+      throw std::runtime_error("--lengths got '" + word +
+                               "'; it takes numbers of tokens, such as 4096,16384 or 4k,16k.");
+    }
+    lengths.push_back(thousands ? 1024 * length : length);
+    begin = end + 1;
+  }
+  std::ranges::sort(lengths);
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  return lengths;
+}
+
+std::string grouped(std::int64_t number) {
+  auto text = std::to_string(number);
+  for (auto place = static_cast<std::ptrdiff_t>(text.size()) - 3; place > 0; place -= 3) {
+    text.insert(static_cast<std::size_t>(place), ",");
+  }
+  return text;
+}
+
+Action declare_bench(CLI::App& app) {
+  app.require_subcommand(1);
+  const auto chosen = std::make_shared<Action>();
+  for (const auto& [name, summary, declare] : kBenchmarks) {
+    auto* benchmark = app.add_subcommand(name, summary);
+    benchmark->parse_complete_callback([chosen, action = declare(*benchmark)] { *chosen = action; });
+  }
+  return [chosen] { return (*chosen)(); };
+}
+
+}  // namespace gka::cli

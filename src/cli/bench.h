@@ -1,0 +1,59 @@
+// What the benchmarks of `gka bench` share: times taken in turns, the machine's own rate, and torch's ways to compute
+// attention.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/commands.h"
+#include "train/device.h"
+
+namespace gka::cli {
+
+Action declare_bench_train(CLI::App& app);
+Action declare_bench_layer(CLI::App& app);
+
+/// Where and in which type a benchmark computes, as `gka train` understands the names.
+struct Place {
+  std::string device = "auto", dtype = "auto";
+};
+void add_place(CLI::App& app, Place& place);
+train::Compute choose_compute(const Place& place);
+
+const char* name_of(at::ScalarType dtype);
+/// The processor or GPU in words, and what the program was built with.
+std::string describe_machine(at::Device device);
+
+double median(std::vector<double> values);
+
+/// Seconds that `work` takes, the device waited for before and after.
+double seconds_of(at::Device device, const std::function<void()>& work);
+
+/// FLOP/s of a large product of two matrices of that type: what utilisation is measured against.
+double matrix_rate(at::Device device, at::ScalarType dtype);
+
+/// torch has several attention kernels and takes the first of an order that suits a call.
+struct AttentionKernel {
+  const char* name;
+  std::vector<std::int64_t> order;  // of at::SDPBackend
+};
+void prefer(const AttentionKernel& kernel);
+/// The one with which `work`, whose seconds it returns, is fastest; nothing on a CPU, which has but one.
+std::optional<AttentionKernel> fastest_attention(at::Device device, const std::function<double()>& work);
+
+/// Whether an error says that memory ran out.
+bool is_out_of_memory(std::string_view error);
+
+/// "4096,16384" or "4k,16k": lengths in rising order.
+std::vector<std::int64_t> parse_lengths(const std::string& text);
+/// 16,384.
+std::string grouped(std::int64_t number);
+
+}  // namespace gka::cli

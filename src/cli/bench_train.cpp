@@ -1,0 +1,399 @@
+// `gka bench train`: tokens per second of whole training steps, forward, backward, clipping and AdamW, by the very code
+// that `gka train` runs.
+//
+// Models take turns at every length, so that a machine that slows down slows all of them alike: a turn is one step that
+// is not counted (memory comes back, caches fill) and a few that are. Tokens are drawn at random: speed does not depend
+// on what they say.
+#include <ATen/ops/randint.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cli/bench.h"
+#include "cli/progress.h"
+#include "cli/table.h"
+#include "layers/flops.h"
+#include "models/config.h"
+#include "train/learner.h"
+#include "train/text.h"
+
+namespace gka::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using train::print;
+
+constexpr std::int64_t kStepsPerTurn = 3;
+/// Small: random tokens have nothing to teach, and weights must stay where they are ordinary.
+constexpr double kLearningRate = 1e-5;
+
+constexpr const char* kExplained =
+    "Measures what `gka train` does in a step: forward, backward, clipping, AdamW. Models take turns at each length, "
+    "all\n"
+    "with the same tokens per step, on random tokens; the median step counts. Columns:\n"
+    "  tokens/s     tokens per second\n"
+    "  × attention  that over the tokens/s of the model after --against, from neighbouring turns\n"
+    "  MFU          model FLOPs utilisation: tokens/s × FLOP per token, over the rate of a large matrix product of "
+    "the\n"
+    "               same type, measured in the same run. Per token these are 6 per parameter (all but an untied\n"
+    "               embedding) and what the definition of the memory asks for: attention sees half the sequence on\n"
+    "               average, GKA solves once forward and once backward\n"
+    "  memory       the most in use during a step: weights, optimiser, gradients, activations; of the process on a "
+    "CPU\n"
+    "  kernel       which of torch's attention kernels was faster\n"
+    "\n"
+    "Examples:\n"
+    "  gka bench train configs/440m/gka.json                     against configs/440m/attention.json\n"
+    "  gka bench train configs/440m/{gka,gdn,mamba2}.json --lengths 4k,64k --json > speed.json\n"
+    "  gka bench train configs/tiny/gka.json --lengths 64,256 --device cpu";
+
+struct Arguments {
+  std::vector<std::string> configs;
+  std::string against;
+  std::string lengths = "4096,16384,65536";
+  std::int64_t batch_tokens = 0, accumulation = 1, steps = 12;
+  bool recompute = false, json = false;
+  Place place;
+};
+
+std::string name_of_config(const fs::path& path) {
+  auto name = path.stem();
+  if (name.extension() == ".train") name = name.stem();
+  const auto folder = fs::absolute(path).lexically_normal().parent_path().filename();
+  return folder.empty() ? name.string() : (folder / name).string();
+}
+
+/// A model's file or a training file; of the latter what decides how a step is computed.
+train::Config read_config(const fs::path& path, const Arguments& arguments) {
+  if (!fs::exists(path)) throw std::runtime_error("there is no configuration '" + path.string() + "'; check the path.");
+  auto settings = models::read_json(path);
+  settings = settings.contains("model") ? train::read_settings(path) : Json{{"model", settings}};
+  for (const char* key : {"eval_data", "from", "tokens", "stop_accuracy"}) settings.erase(key);
+  settings["data"] = Json::object();
+  settings["length"] = settings["batch_tokens"] = settings["steps"] = settings["accumulation"] = 1;
+  settings["output"] = "none";
+  settings["checkpoint_activations"] = arguments.recompute;
+  settings["device"] = arguments.place.device;
+  settings["dtype"] = arguments.place.dtype;
+  return train::parse(settings);
+}
+
+/// The model to compare with: what was asked for, else the attention model beside the first one.
+std::optional<fs::path> find_rival(const Arguments& arguments) {
+  if (arguments.against == "none") return std::nullopt;
+  if (!arguments.against.empty()) return arguments.against;
+  const auto beside = fs::path(arguments.configs.front()).parent_path() / "attention.json";
+  return fs::exists(beside) ? std::optional(beside) : std::nullopt;
+}
+
+class Contestant {
+ public:
+  Contestant(const fs::path& path, const Arguments& arguments)
+      : name_(name_of_config(path)), config_(read_config(path, arguments)), compute_(choose_compute(arguments.place)) {
+    const auto before = train::memory_now(compute_.device);
+    learner_ = std::make_unique<train::Learner>(config_, compute_);
+    own_bytes_ = train::memory_now(compute_.device) - before;
+  }
+
+  const std::string& name() const { return name_; }
+  const models::ModelConfig& model() const { return learner_->decoder().config(); }
+
+  bool has_attention() const {
+    return std::ranges::any_of(model().layer_types, [](const auto& type) { return type == "*" || type == "SWA"; });
+  }
+
+  double flops_per_token(std::int64_t length) const {
+    const auto& config = model();
+    auto parameters = learner_->decoder().parameters().count();
+    if (!config.tie_word_embeddings) parameters -= config.vocab_size * config.mixer.hidden_size;
+    double flops = 6 * static_cast<double>(parameters);
+    for (const auto& type : config.layer_types) flops += layers::mixing_flops(type, config.mixer, length);
+    return flops;
+  }
+
+  std::vector<data::Batch> draw(std::int64_t length, const Arguments& arguments) const {
+    const auto rows = arguments.batch_tokens / (length * arguments.accumulation);
+    std::vector<data::Batch> parts;
+    for (std::int64_t i = 0; i < arguments.accumulation; ++i) {
+      const auto tokens = at::randint(model().vocab_size, {rows, length + 1}, at::kLong);
+      parts.push_back({.inputs = tokens.narrow(1, 0, length).contiguous(),
+                       .targets = tokens.narrow(1, 1, length).contiguous(),
+                       .cu_seqlens = {}});
+    }
+    return parts;
+  }
+
+  /// One step as `gka train` takes it: ends when loss and gradient length are on the host.
+  double step(const std::vector<data::Batch>& parts) {
+    double loss = 0;
+    const auto seconds = seconds_of(compute_.device, [&] {
+      const auto mean = learner_->backward(parts);
+      loss = learner_->update(mean, kLearningRate).cpu()[0].item<double>();
+    });
+    if (!std::isfinite(loss)) throw std::runtime_error("the loss is not finite");
+    return seconds;
+  }
+
+  /// A turn begins without anybody's left-overs.
+  void begin_turn() {
+    train::reset_memory(compute_.device);
+    held_bytes_ = train::memory_now(compute_.device);
+  }
+  void end_turn() { learner_->optimiser().zero_gradients(); }
+
+  /// The most since the turn began that is this model's: on a GPU without what the others keep there.
+  double memory() const {
+    const auto most = train::memory_in_use(compute_.device);
+    return compute_.device.is_cpu() ? most : most - held_bytes_ + own_bytes_;
+  }
+
+ private:
+  std::string name_;
+  train::Config config_;
+  train::Compute compute_;
+  std::unique_ptr<train::Learner> learner_;
+  double own_bytes_ = 0, held_bytes_ = 0;
+};
+
+struct Measured {
+  std::string name, kernel, failure;
+  std::int64_t length = 0;
+  double seconds = 0, memory = 0, flops_per_token = 0, ratio = 0;  // ratio: 0 where there is nothing to compare with
+};
+
+/// One model at one length.
+class Entry {
+ public:
+  Entry(Contestant& contestant, std::int64_t length, const Arguments& arguments)
+      : contestant_(contestant), length_(length), parts_(contestant.draw(length, arguments)) {}
+
+  void warm_up(at::Device device) {
+    attempt([&] {
+      if (contestant_.has_attention()) kernel_ = fastest_attention(device, [&] { return contestant_.step(parts_); });
+      contestant_.step(parts_);
+    });
+  }
+
+  void turn() {
+    attempt([&] {
+      if (kernel_) prefer(*kernel_);
+      contestant_.step(parts_);
+      std::vector<double> seconds;
+      for (std::int64_t i = 0; i < kStepsPerTurn; ++i) seconds.push_back(contestant_.step(parts_));
+      turns_.push_back(median(seconds));
+      all_.insert(all_.end(), seconds.begin(), seconds.end());
+    });
+  }
+
+  Measured result(const Entry* rival) const {
+    Measured measured{.name = contestant_.name(),
+                      .kernel = kernel_ ? kernel_->name : "",
+                      .failure = failure_,
+                      .length = length_,
+                      .seconds = failure_.empty() ? median(all_) : 0,
+                      .memory = memory_,
+                      .flops_per_token = contestant_.flops_per_token(length_)};
+    if (rival != nullptr && failure_.empty() && rival->failure_.empty()) {
+      std::vector<double> ratios;
+      for (std::size_t i = 0; i < turns_.size(); ++i) ratios.push_back(rival->turns_[i] / turns_[i]);
+      measured.ratio = median(ratios);
+    }
+    return measured;
+  }
+
+ private:
+  /// What goes wrong at one length is said in its row; the others go on.
+  void attempt(const std::function<void()>& work) {
+    if (!failure_.empty()) return;
+    contestant_.begin_turn();
+    try {
+      work();
+      memory_ = std::max(memory_, contestant_.memory());
+    } catch (const c10::Error& error) {
+      failure_ = error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      failure_ = error.what();
+    }
+    contestant_.end_turn();
+    failure_ = is_out_of_memory(failure_) ? "out of memory" : failure_.substr(0, failure_.find('\n'));
+  }
+
+  Contestant& contestant_;
+  std::int64_t length_;
+  std::vector<data::Batch> parts_;
+  std::optional<AttentionKernel> kernel_;
+  std::vector<double> turns_, all_;
+  double memory_ = 0;
+  std::string failure_;
+};
+
+void check(Arguments& arguments, const std::vector<std::int64_t>& lengths) {
+  if (arguments.batch_tokens == 0) arguments.batch_tokens = lengths.back() * arguments.accumulation;
+  for (const auto length : lengths) {
+    if (arguments.batch_tokens % (length * arguments.accumulation) == 0) continue;
+    throw std::runtime_error("--batch-tokens is " + std::to_string(arguments.batch_tokens) +
+                             "; it takes a multiple of every length × --accumulation, and " + std::to_string(length) +
+                             " × " + std::to_string(arguments.accumulation) + " is one it is not.");
+  }
+}
+
+struct Report {
+  std::string machine;
+  train::Compute compute;
+  std::int64_t batch_tokens;
+  double matrix_rate;
+  std::vector<Measured> rows;
+
+  double tokens_per_second(const Measured& row) const { return static_cast<double>(batch_tokens) / row.seconds; }
+  double utilisation(const Measured& row) const { return tokens_per_second(row) * row.flops_per_token / matrix_rate; }
+};
+
+std::string today() {
+  const auto now = std::time(nullptr);
+  std::array<char, 16> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%d", std::localtime(&now));
+  return text.data();
+}
+
+Json as_json(const Report& report) {
+  Json rows = Json::array();
+  for (const auto& row : report.rows) {
+    Json entry{{"config", row.name},
+               {"length", row.length},
+               {"sequences", report.batch_tokens / row.length},
+               {"flops_per_token", row.flops_per_token}};
+    if (!row.kernel.empty()) entry["attention_kernel"] = row.kernel;
+    if (row.failure.empty()) {
+      entry["tokens_per_second"] = report.tokens_per_second(row);
+      entry["seconds_per_step"] = row.seconds;
+      entry["utilisation"] = report.utilisation(row);
+      entry["memory_bytes"] = row.memory;
+      if (row.ratio > 0) entry["ratio"] = row.ratio;
+    } else {
+      entry["error"] = row.failure;
+    }
+    rows.push_back(std::move(entry));
+  }
+  return {{"machine", report.machine},
+          {"date", today()},
+          {"device", report.compute.device.str()},
+          {"dtype", name_of(report.compute.activations)},
+          {"batch_tokens", report.batch_tokens},
+          {"matrix_product_flops", report.matrix_rate},
+          {"rows", std::move(rows)}};
+}
+
+void print_table(const Report& report) {
+  std::vector<Row> rows{{"model", "T", "tokens/s", "ms/step", "× attention", "MFU", "memory", "kernel"}};
+  for (const auto& row : report.rows) {
+    if (!row.failure.empty()) {
+      rows.push_back({row.name, grouped(row.length), row.failure});
+      continue;
+    }
+    rows.push_back({row.name, grouped(row.length), grouped(std::llround(report.tokens_per_second(row))),
+                    print("%.1f", 1e3 * row.seconds), row.ratio > 0 ? print("%.2f", row.ratio) : "",
+                    print("%.1f%%", 100 * report.utilisation(row)), train::short_bytes(row.memory), row.kernel});
+  }
+  std::cout << layout(rows, {false, true, true, true, true, true, true, false}) << "\n"
+            << report.machine << "; " << name_of(report.compute.activations) << ", " << grouped(report.batch_tokens)
+            << " tokens per step; a matrix product runs at " << print("%.3g", 1e-12 * report.matrix_rate)
+            << " TFLOP/s.\n";
+}
+
+int run(Arguments arguments) {
+  const auto lengths = parse_lengths(arguments.lengths);
+  check(arguments, lengths);
+  const auto compute = choose_compute(arguments.place);
+  const train::Determinism determinism(compute.device);
+
+  std::vector<std::unique_ptr<Contestant>> contestants;
+  for (const auto& config : arguments.configs) contestants.push_back(std::make_unique<Contestant>(config, arguments));
+  std::optional<std::size_t> rival;
+  if (const auto path = find_rival(arguments)) {
+    const auto same = [&](const auto& other) { return other->name() == name_of_config(*path); };
+    rival = static_cast<std::size_t>(std::ranges::find_if(contestants, same) - contestants.begin());
+    if (*rival == contestants.size()) contestants.push_back(std::make_unique<Contestant>(*path, arguments));
+  }
+
+  LiveLine line;
+  Report report{.machine = describe_machine(compute.device),
+                .compute = compute,
+                .batch_tokens = arguments.batch_tokens,
+                .matrix_rate = matrix_rate(compute.device, compute.activations),
+                .rows = {}};
+  const auto turns = std::max<std::int64_t>(1, (arguments.steps + kStepsPerTurn - 1) / kStepsPerTurn);
+  for (const auto length : lengths) {
+    std::vector<Entry> entries;
+    for (const auto& contestant : contestants) entries.emplace_back(*contestant, length, arguments);
+    for (auto& entry : entries) entry.warm_up(compute.device);
+    for (std::int64_t turn = 0; turn < turns; ++turn) {
+      for (std::size_t i = 0; i < entries.size(); ++i) {
+        line.show([&] {
+          return "T = " + grouped(length) + ", turn " + std::to_string(turn + 1) + " of " + std::to_string(turns) +
+                 ": " + contestants[i]->name();
+        });
+        entries[i].turn();
+      }
+    }
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const bool compare = rival && *rival != i;
+      report.rows.push_back(entries[i].result(compare ? &entries[*rival] : nullptr));
+      const auto& row = report.rows.back();
+      line.clear();
+      std::cerr << row.name << ", T = " << grouped(length) << ": "
+                << (row.failure.empty() ? grouped(std::llround(report.tokens_per_second(row))) + " tokens/s"
+                                        : row.failure)
+                << "\n";
+    }
+  }
+  report.matrix_rate = std::max(report.matrix_rate, matrix_rate(compute.device, compute.activations));
+  if (arguments.json) {
+    std::cout << as_json(report).dump(2) << "\n";
+  } else {
+    print_table(report);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Action declare_bench_train(CLI::App& app) {
+  const auto arguments = std::make_shared<Arguments>();
+  app.add_option("configs", arguments->configs, "Models (config.json) or training files")
+      ->required()
+      ->type_name("CONFIG");
+  app.add_option("--against", arguments->against,
+                 "The model to compare with, or none; left out: attention.json beside the first CONFIG")
+      ->type_name("CONFIG");
+  app.add_option("--lengths", arguments->lengths, "Tokens per sequence, separated by commas; 4k is 4096")
+      ->capture_default_str();
+  app.add_option("--batch-tokens", arguments->batch_tokens,
+                 "Tokens per step, the same at every length (default: the longest length)")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--accumulation", arguments->accumulation, "Parts in which a step's tokens go through the model")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--steps", arguments->steps, "Steps that count, per model and length")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_flag("--checkpoint-activations", arguments->recompute, "Compute blocks again in the backward pass");
+  add_place(app, arguments->place);
+  app.add_flag("--json", arguments->json, "For a program to read");
+  app.footer(kExplained);
+  return [arguments] { return run(*arguments); };
+}
+
+}  // namespace gka::cli

@@ -1,0 +1,72 @@
+"""gka bench: what it prints and what it says when something does not fit. Speed itself is no property to test."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = os.environ.get("GKA_PROGRAM") or Path(sys.executable).parent / "gka"
+TINY = Path(__file__).parents[2] / "configs" / "tiny"
+
+
+def call(*arguments):
+    return subprocess.run([PROGRAM, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def test_models_are_measured_at_every_length_beside_the_attention_model():
+    lengths = ["--lengths", "16,32", "--batch-tokens", "64", "--steps", "1"]
+    done = call("train", TINY / "gka.train.json", *lengths, "--device", "cpu", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    measured = [(row["config"], row["length"], row["sequences"]) for row in told["rows"]]
+    assert measured == [
+        ("tiny/gka", 16, 4),
+        ("tiny/attention", 16, 4),
+        ("tiny/gka", 32, 2),
+        ("tiny/attention", 32, 2),
+    ]
+    for row in told["rows"]:
+        assert row["tokens_per_second"] == pytest.approx(64 / row["seconds_per_step"])
+        used = row["tokens_per_second"] * row["flops_per_token"] / told["matrix_product_flops"]
+        assert row["utilisation"] == pytest.approx(used)
+        assert ("ratio" in row) == (row["config"] == "tiny/gka")
+    assert "tiny/gka, T = 16" in done.stderr
+
+
+def test_the_flops_of_attention_grow_with_the_length_and_those_of_a_memory_do_not():
+    arguments = ["--lengths", "16,32", "--steps", "1", "--device", "cpu", "--json"]
+    rows = json.loads(call("train", TINY / "gka.json", *arguments).stdout)["rows"]
+    gka, attention = (
+        [row["flops_per_token"] for row in rows if row["config"] == f"tiny/{name}"] for name in ["gka", "attention"]
+    )
+    assert gka[0] == gka[1]
+    # Two blocks of 64 channels see 8 more tokens on average: q with k and the answer with v, forward and backward.
+    assert attention[1] - attention[0] == 2 * 64 * 8 * (2 * 2) * 3
+
+
+def test_layers_are_measured_against_the_length():
+    shape = ["--batch", 1, "--heads", 1, "--head-dim", 16, "--repetitions", 1]
+    done = call("layer", "--layers", "*,GKA", "--lengths", "16,32", *shape, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "Gated KalmaNet, ms" in done.stdout
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["16", "32"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["train", "nowhere.json"], "no configuration 'nowhere.json'"),
+        (["train", TINY / "gka.json", "--lengths", "16,x"], "'x'"),
+        (["train", TINY / "gka.json", "--lengths", "16,24"], "a multiple of every length"),
+        (["train", TINY / "gka.json", "--device", "cuda:99"], "cuda:99"),
+        (["layer", "--layers", "GKB"], "no mixer 'GKB'"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_one_sentence(arguments, part):
+    done = call(*arguments)
+    assert done.returncode == 1
+    assert part in done.stderr
+    assert done.stderr.count("\n") == 1
