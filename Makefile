@@ -34,8 +34,9 @@ test: build lint ## Run every check there is: formatting, C++ tests, sanitizers,
 	@echo "==> Python tests, command line, installation and examples"
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests --numprocesses $(JOBS) --dist loadfile
 
-demo: build ## Store and recall pairs in four memories; writes a table and a plot to out/
+demo: build ## Store and recall pairs in four memories, then train four models to; tables and plots in out/
 	@$(STAGE) "Demo: recall" $(PYTHON) experiments/recall/run.py
+	@$(STAGE) "Demo: learning to recall (MQAR)" $(PYTHON) experiments/mqar/demo.py
 
 bench: build ## Measure this machine and write docs/benchmarks.md
 	@$(STAGE) "Benchmark" $(PYTHON) bench/cpu.py

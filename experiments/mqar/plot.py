@@ -14,6 +14,7 @@ from matplotlib import pyplot as plt
 COLOURS = {
     "attention": "#555555",
     "mamba2": "#c2a01e",
+    "mamba2-narrow": "#e3d08a",
     "gla": "#9ab973",
     "deltanet": "#7fb2d6",
     "gdn": "#3f7fb5",
@@ -55,10 +56,22 @@ def draw(summary: list[dict], path: Path) -> None:
         panel.set_xscale("log", base=2)
         panel.set_xticks(widths, [str(w) for w in widths])
         panel.set_xlabel("model width")
+        panel.set_xlim(0.9 * widths[0], 1.1 * widths[-1])
         panel.set_ylim(-0.03, 1.03)
         panel.grid(alpha=0.25)
     panels[0][0].set_ylabel("recall accuracy")
-    panels[0][-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=9)
+    shown = {}
+    for panel in panels[0]:
+        shown |= {title: line for line, title in zip(*panel.get_legend_handles_labels(), strict=True)}
+    titles = [layer.title for layer in LAYERS.values() if layer.title in shown]
+    panels[0][-1].legend(
+        [shown[title] for title in titles],
+        titles,
+        loc="center left",
+        bbox_to_anchor=(1.02, 0.5),
+        frameon=False,
+        fontsize=9,
+    )
     figure.suptitle("Multi-query associative recall, two layers of one head", fontsize=12)
     figure.tight_layout()
     figure.savefig(path, dpi=150)

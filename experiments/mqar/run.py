@@ -1,11 +1,12 @@
 """Multi-query associative recall: how wide must a model be to hold n key-value pairs?
 
 Trains two-layer models on MQAR (a mixture of sizes up to the tested one, random filler) for every layer, width and
-size: first once per learning rate, then at the best of them with further seeds. Every run is a `gka train` of its own;
-as many run at once as --jobs says. What is finished is kept in --out/results.jsonl, so the sweep can be stopped and
-started again at any time.
+size: once per learning rate until one of them has reached --stop (a further one could only equal it), leaving out
+rates towards which accuracy already falls; then with further seeds at the best. --jobs processes (`gka train -`) take
+the runs one after the other. What is finished is kept in --out/results.jsonl, so the sweep can be stopped and started
+again at any time.
 
-  accuracy   the share of sequences' answers that are right, on sequences never trained on, at the tested size
+  accuracy   the share of answers that are right when training ends, on sequences never trained on, at the tested size
   figure     accuracy against width, a panel per (T, n), a line per layer, a band from the worst to the best seed
 """
 
@@ -20,11 +21,9 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from plot import draw
 
 from layers import LAYERS
 
@@ -34,7 +33,10 @@ sys.path.insert(0, str(ROOT / "experiments"))
 from console import Progress, table, write_atomically  # noqa: E402
 
 PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
-RATES = (1e-4, 4.6e-4, 2.2e-3, 1e-2)  # four logarithmic steps
+RATES = (2.2e-3, 1e-2, 4.6e-4, 1e-4)  # four logarithmic steps, the likeliest first
+EVALUATIONS = 20  # of a run
+INITIAL = 0.1  # the deviation of the first weights; the usual 0.02 is for models that are far wider
+FALLS = 0.05  # in accuracy, from one learning rate to the next: further in that direction nothing better is expected
 
 
 @dataclass(frozen=True)
@@ -65,105 +67,224 @@ def mixture(tokens: int, pairs: int) -> list[dict[str, object]]:
     return [*sizes, {"tokens": tokens, "pairs": pairs, "weight": 2}]
 
 
+def steps_of(options: argparse.Namespace) -> int:
+    return max(1, round(options.tokens / options.batch_tokens))
+
+
+def recipe(options: argparse.Namespace) -> str:
+    """What all runs of a call have in common. Results of another recipe do not belong into the same panel."""
+    parts = [
+        f"{steps_of(options)} steps of {options.batch_tokens} tokens",
+        f"vocabulary {options.vocabulary}",
+        f"stop at {options.stop:g}",
+        *options.set,
+    ]
+    return ", ".join(parts)
+
+
 def settings(run: Run, options: argparse.Namespace, output: Path) -> dict[str, object]:
     task = {"kind": "task", "task": "mqar", "vocab_size": options.vocabulary, "filler": "random"}
-    steps = max(1, round(options.tokens / options.batch_tokens))
-    return {
-        "model": LAYERS[run.layer].model(run.width, options.vocabulary),
-        "data": {**task, "seed": run.seed, "sizes": mixture(run.tokens, run.pairs)},
-        "eval_data": {**task, "seed": 1_000_003, "sizes": [{"tokens": run.tokens, "pairs": run.pairs}]},
-        "length": run.tokens,
-        "batch_tokens": options.batch_tokens,
-        "steps": steps,
-        "learning_rate": run.rate,
-        "final_learning_rate": 0.1,
-        "warmup": 0.1,
-        "weight_decay": 0.1,
-        "seed": run.seed,
-        "device": options.device,
-        "dtype": "float32" if options.float32 else "auto",
-        "eval_every": max(1, steps // 20),
-        "eval_batches": options.eval_batches,
-        "checkpoint_every": 0,
-        "stop_accuracy": options.stop,
-        "output": str(output),
-    }
+    steps = steps_of(options)
+    return apply(
+        options.set,
+        {
+            "model": LAYERS[run.layer].model(run.width, options.vocabulary) | {"initializer_range": INITIAL},
+            "data": {**task, "seed": run.seed, "sizes": mixture(run.tokens, run.pairs)},
+            "eval_data": {**task, "seed": 1_000_003, "sizes": [{"tokens": run.tokens, "pairs": run.pairs}]},
+            "length": run.tokens,
+            "batch_tokens": options.batch_tokens,
+            "steps": steps,
+            "learning_rate": run.rate,
+            "final_learning_rate": 0.1,
+            "warmup": 0.1,
+            "weight_decay": 0.1,
+            "seed": run.seed,
+            "device": options.device,
+            "dtype": "bfloat16" if options.bfloat16 else "float32",
+            "cuda_graph": True,
+            "eval_every": max(1, steps // EVALUATIONS),
+            "eval_batches": options.eval_batches,
+            "checkpoint_every": 0,
+            "stop_accuracy": options.stop,
+            "output": str(output),
+        },
+    )
+
+
+def apply(assignments: list[str], values: dict[str, object]) -> dict[str, object]:
+    """KEY=VALUE, a dot reaching into an object, as `gka train --set` has them."""
+    for assignment in assignments:
+        key, value = assignment.split("=", 1)
+        *path, last = key.split(".")
+        place = values
+        for name in path:
+            place = place[name]
+        place[last] = json.loads(value)
+    return values
+
+
+class Worker:
+    """A process that trains one file after the other, so that starting torch and the GPU is paid once."""
+
+    def __init__(self, threads: int):
+        self.process = subprocess.Popen(
+            [PROGRAM, "train", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        )
+
+    def train(self, file: Path) -> bool:
+        """Whether it came to its end; False where the loss was not finite."""
+        print(file, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline().strip()
+        if answer.startswith("finished "):
+            return True
+        if "the loss is" in answer:
+            return False
+        raise RuntimeError(answer or f"gka train ended in the middle of {file.name}")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
 
 
 class Sweep:
-    """The runs that are done, and the processes that are not."""
+    """Which runs are done, which go on, and which comes next."""
 
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.folder = Path(options.out)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file = self.folder / "results.jsonl"
-        self.lock = threading.Lock()
-        self.processes: set[subprocess.Popen] = set()
+        self.changed = threading.Condition()
+        self.running: set[str] = set()
+        self.workers: list[Worker] = []
         self.stopping = False
+        self.failure = ""
         self.results: dict[str, dict] = {}
-        if self.file.exists():
-            for line in self.file.read_text().splitlines():
-                result = json.loads(line)
-                self.results[result["name"]] = result
+        self._load()
 
-    def run(self, run: Run) -> dict:
-        if run.name in self.results:
-            return self.results[run.name]
+    def _load(self) -> None:
+        if not self.file.exists():
+            return
+        for line in self.file.read_text().splitlines():
+            result = json.loads(line)
+            other_size = (result["tokens"], result["pairs"]) not in self.options.sizes
+            if self.options.draw or other_size or result["recipe"] == recipe(self.options):
+                self.results[result["name"]] = result
+            else:
+                print(f"{result['name']} was trained otherwise ({result['recipe']}): left out", file=sys.stderr)
+
+    def work(self, progress: Progress) -> None:
+        """Trains until nothing is left; one thread per worker."""
+        threads = max(1, (os.cpu_count() or 1) // self.options.jobs) if self.options.device == "cpu" else 1
+        worker = Worker(threads)
+        with self.changed:
+            self.workers.append(worker)
+            if self.stopping:
+                worker.stop()
+        try:
+            while run := self._next():
+                result = self._train(worker, run)
+                with self.changed:
+                    if not self.stopping:
+                        progress.step(f"{result['name']}: {result['accuracy']:.3f}")
+        except Exception as error:
+            with self.changed:
+                if not self.stopping:
+                    self.failure = str(error)
+            self.stop()
+        finally:
+            worker.stop()
+
+    def _next(self) -> Run | None:
+        """Waits where what comes next depends on a run that is not done yet."""
+        with self.changed:
+            while not self.stopping:
+                ready = (run for run in self.order() if run.name not in self.results and run.name not in self.running)
+                if run := next(ready, None):
+                    self.running.add(run.name)
+                    return run
+                if not self.running:
+                    return None
+                self.changed.wait()
+        return None
+
+    def order(self) -> Iterator[Run]:
+        """All that is known to be needed, the most informative first: each size's rates, then its seeds."""
+        options = self.options
+        for size in options.sizes:
+            cells = [(layer, width, *size) for width in options.widths for layer in options.layers]
+            for rate in options.rates:
+                for cell in cells:
+                    if self.next_rate(cell) == rate:
+                        yield Run(*cell, rate, 0)
+            for seed in range(1, options.seeds):
+                for cell in cells:
+                    if self.next_rate(cell) is None:
+                        yield Run(*cell, best_rate(self._first_seed(cell)), seed)
+
+    def next_rate(self, cell: tuple) -> float | None:
+        """The learning rate that has to be tried next, None once the best is known."""
+        found = {result["rate"]: result["accuracy"] for result in self._first_seed(cell)}
+        if any(accuracy >= self.options.stop for accuracy in found.values()):
+            return None
+        return next((rate for rate in self.options.rates if rate not in found and not falls(found, rate)), None)
+
+    def _first_seed(self, cell: tuple) -> list[dict]:
+        names = [Run(*cell, rate, 0).name for rate in self.options.rates]
+        return [self.results[name] for name in names if name in self.results]
+
+    def _train(self, worker: Worker, run: Run) -> dict:
         output = self.folder / "runs" / run.name
         shutil.rmtree(output, ignore_errors=True)
         output.parent.mkdir(parents=True, exist_ok=True)
         file = output.parent / f"{run.name}.json"  # the name has dots: no with_suffix
         file.write_text(json.dumps(settings(run, self.options, output), indent=1))
         began = time.monotonic()
-        process = self._start([PROGRAM, "train", str(file)])
-        _, said = process.communicate()
-        with self.lock:
-            self.processes.discard(process)
-        if self.stopping:
-            raise KeyboardInterrupt
-        if process.returncode != 0:
-            raise RuntimeError(f"{run.name}: {said.strip().splitlines()[-1] if said.strip() else 'gka train failed'}")
+        diverged = not worker.train(file)
         lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-        accuracies = [line["eval_accuracy"] for line in lines if "eval_accuracy" in line]
+        accuracies = [round(line["eval_accuracy"], 4) for line in lines if "eval_accuracy" in line]
         result = {
             "name": run.name,
             **asdict(run),
-            "accuracy": max(accuracies),
-            "last_accuracy": accuracies[-1],
+            "accuracy": 0.0 if diverged else accuracies[-1],
+            "curve": accuracies,
             "train_tokens": lines[-1]["tokens"],
             "seconds": round(time.monotonic() - began, 1),
+            "recipe": recipe(self.options),
         }
         self._keep(result)
         shutil.rmtree(output)
         file.unlink()
         return result
 
-    def _start(self, command: list[str]) -> subprocess.Popen:
-        with self.lock:
-            if self.stopping:
-                raise KeyboardInterrupt
-            threads = max(1, (os.cpu_count() or 1) // self.options.jobs)
-            environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-            process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-            )
-            self.processes.add(process)
-            return process
-
     def _keep(self, result: dict) -> None:
-        with self.lock:
+        with self.changed:
             self.results[result["name"]] = result
+            self.running.discard(result["name"])
             with self.file.open("a") as file:
                 file.write(json.dumps(result) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+            self.changed.notify_all()
 
     def stop(self) -> None:
-        with self.lock:
+        with self.changed:
             self.stopping = True
-            for process in self.processes:
-                process.send_signal(signal.SIGTERM)
+            for worker in self.workers:
+                worker.stop()
+            self.changed.notify_all()
+
+
+def falls(found: dict[float, float], rate: float) -> bool:
+    """Whether accuracy clearly falls towards this rate: of the two nearest on one side, the nearer is the worse."""
+    for side in (sorted(r for r in found if r > rate), sorted((r for r in found if r < rate), reverse=True)):
+        if len(side) >= 2 and found[side[0]] < found[side[1]] - FALLS:
+            return True
+    return False
 
 
 def best_rate(results: list[dict]) -> float:
@@ -171,30 +292,44 @@ def best_rate(results: list[dict]) -> float:
     return max(results, key=lambda r: (r["accuracy"], -r["train_tokens"]))["rate"]
 
 
-def in_parallel(sweep: Sweep, runs: list[Run], title: str) -> None:
-    left = [run for run in runs if run.name not in sweep.results]
-    if not left:
-        return
-    with Progress(len(left), title) as progress, ThreadPoolExecutor(sweep.options.jobs) as pool:
-        waiting = {pool.submit(sweep.run, run): run for run in left}
+def train_all(sweep: Sweep) -> int:
+    """The exit status."""
+    options = sweep.options
+    cells = len(options.sizes) * len(options.widths) * len(options.layers)
+    most = cells * (len(options.rates) + options.seeds - 1)
+    with Progress(most, "Runs, at most") as progress:
+        threads = [threading.Thread(target=sweep.work, args=(progress,)) for _ in range(options.jobs)]
+        for thread in threads:
+            thread.start()
         try:
-            for done in as_completed(waiting):
-                result = done.result()
-                progress.step(f"{result['name']}: {result['accuracy']:.3f}")
-        except BaseException:
+            ends = time.monotonic() + 60 * options.minutes if options.minutes else None
+            while any(thread.is_alive() for thread in threads):
+                time.sleep(0.1)
+                if ends and time.monotonic() > ends:
+                    sweep.stop()
+        except KeyboardInterrupt:
             sweep.stop()
-            pool.shutdown(cancel_futures=True)
-            raise
+        for thread in threads:
+            thread.join()
+    if sweep.failure:
+        print(f"mqar: {sweep.failure}", file=sys.stderr)
+        return 1
+    if sweep.stopping:
+        print("Stopped. The same command goes on where this one ended.", file=sys.stderr)
+        return 130
+    return 0
 
 
 def summarise(results: list[dict], out: Path) -> None:
     """Every cell's best rate and its seeds, to summary.json, a table and the figure."""
+    from plot import draw  # here: it needs matplotlib, which a machine that only trains may not have
+
     cells: dict[tuple, list[dict]] = {}
     for result in results:
         cells.setdefault((result["layer"], result["width"], result["tokens"], result["pairs"]), []).append(result)
     summary = []
     for (layer, width, tokens, pairs), runs in sorted(cells.items(), key=lambda c: (c[0][2], c[0][3], c[0][1])):
-        rate = best_rate([r for r in runs if r["seed"] == 0] or runs)
+        rate = best_rate([r for r in runs if r["seed"] == 0] or runs)  # of those there are so far
         at_best = sorted(r["accuracy"] for r in runs if r["rate"] == rate)
         summary.append(
             {
@@ -224,8 +359,27 @@ def summarise(results: list[dict], out: Path) -> None:
             [size, str(cell["width"]), layer, f"{cell['mean']:.3f}", spread, str(cell["seeds"]), f"{cell['rate']:g}"]
         )
     print(table(["size", "width", "layer", "accuracy", "over seeds", "seeds", "rate"], rows, left=3))
+    write_atomically(out / "mqar.md", lambda path: path.write_text(markdown(summary)))
     write_atomically(out / "mqar.png", lambda path: draw(summary, path))
-    print(f"{out / 'mqar.png'} has the figure, {out / 'summary.json'} its data.")
+    print(f"{out / 'mqar.png'} has the figure, {out / 'mqar.md'} the table, {out / 'summary.json'} its data.")
+
+
+def markdown(summary: list[dict]) -> str:
+    """A row per layer, a column per size and width: the mean accuracy and, of several seeds, how many."""
+    columns = sorted({(c["tokens"], c["pairs"], c["width"]) for c in summary})
+    cells = {(c["layer"], c["tokens"], c["pairs"], c["width"]): c for c in summary}
+
+    def shown(cell: dict | None) -> str:
+        if not cell:
+            return "–"
+        return f"{cell['mean']:.3f}" + (f" ({cell['seeds']})" if cell["seeds"] > 1 else "")
+
+    lines = ["| layer | " + " | ".join(f"({t}, {n}), width {w}" for t, n, w in columns) + " |"]
+    lines.append("|---|" + "---:|" * len(columns))
+    for name, layer in LAYERS.items():
+        if any((name, *column) in cells for column in columns):
+            lines.append(f"| {layer.title} | " + " | ".join(shown(cells.get((name, *c))) for c in columns) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def size(text: str) -> tuple[int, int]:
@@ -259,18 +413,17 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--seeds", type=int, default=3, help="runs at the best rate, the first included (3)")
-    parser.add_argument("--tokens", type=float, default=100e6, help="training tokens a run, at most (1e8)")
-    parser.add_argument("--batch-tokens", type=int, default=32768)
-    parser.add_argument("--eval-batches", type=int, default=8)
+    parser.add_argument("--tokens", type=float, default=40e6, help="training tokens a run, at most (4e7)")
+    parser.add_argument("--batch-tokens", type=int, default=16384)
+    parser.add_argument("--eval-batches", type=int, default=4)
     parser.add_argument("--stop", type=float, default=0.99, help="a run ends at this accuracy (0.99)")
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--float32", action="store_true", help="no bfloat16 on the GPU")
+    parser.add_argument("--bfloat16", action="store_true", help="on a GPU: products in bfloat16, not in float32")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--out", default="out/mqar")
-    parser.add_argument(
-        "--limit", type=float, metavar="SECONDS", help="start no run after so long; call again to go on"
-    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
+    parser.add_argument("--minutes", type=float, help="stop after so long; call again to go on")
     parser.add_argument("--draw", action="store_true", help="train nothing: summarise and draw what is there")
     return parser.parse_args()
 
@@ -278,27 +431,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     sweep = Sweep(options)
-    if options.limit:
-        timer = threading.Timer(options.limit, sweep.stop)
-        timer.daemon = True
-        timer.start()
-    cells = [(layer, width, *size) for size in options.sizes for width in options.widths for layer in options.layers]
-    status = 0
-    try:
-        if not options.draw:
-            in_parallel(sweep, [Run(*cell, rate, 0) for cell in cells for rate in options.rates], "Learning rates")
-            chosen = {
-                cell: best_rate([sweep.results[Run(*cell, rate, 0).name] for rate in options.rates]) for cell in cells
-            }
-            in_parallel(
-                sweep, [Run(*cell, chosen[cell], seed) for cell in cells for seed in range(1, options.seeds)], "Seeds"
-            )
-    except KeyboardInterrupt:
-        print("Stopped. The same command goes on where this one ended.", file=sys.stderr)
-        status = 130
-    except RuntimeError as error:
-        print(f"mqar: {error}", file=sys.stderr)
-        status = 1
+    status = 0 if options.draw else train_all(sweep)
     if sweep.results:
         summarise(list(sweep.results.values()), sweep.folder)
     return status
