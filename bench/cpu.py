@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 from common import ROOT, Race, cpu_in_words, markdown, peak_bytes, race, write_section
-from console import Progress, paint, table, write_atomically
+from console import Progress, paint, run_program, table, write_json
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -407,16 +407,10 @@ def main(argv: list[str]) -> int:
             "steps": [asdict(s) for s in steps],
         }
         numbers["errors"] = errors
-        write_atomically(
-            args.out / "bench-cpu.json", lambda path: path.write_text(json.dumps(numbers, indent=1) + "\n")
-        )
+        write_json(args.out / "bench-cpu.json", numbers)
         print(f"\nwrote {args.doc} and {args.out / 'bench-cpu.json'}")
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        print("\nstopped; no file was left half-written", file=sys.stderr)
-        sys.exit(130)
+    run_program(lambda: main(sys.argv[1:]))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -30,7 +29,7 @@ from block import HEADER as BLOCK_HEADER
 from block import measure as measure_block
 from block import relative_error
 from common import ROOT, markdown, write_section
-from console import Progress, paint, table, write_atomically
+from console import Progress, paint, run_program, table, write_json
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -397,16 +396,10 @@ def main(argv: list[str]) -> int:
     if args.write:
         write_section(args.doc, "bench/gpu.py", document(said, measured, errors, block, beside))
         numbers = {"setting": said, "rows": [asdict(m) for m in measured], "errors": errors, "block": block}
-        write_atomically(
-            args.out / "bench-gpu.json", lambda path: path.write_text(json.dumps(numbers, indent=1) + "\n")
-        )
+        write_json(args.out / "bench-gpu.json", numbers)
         print(f"wrote {args.doc} and {args.out / 'bench-gpu.json'}")
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        print("\nstopped; no file was left half-written", file=sys.stderr)
-        sys.exit(130)
+    run_program(lambda: main(sys.argv[1:]))

@@ -5,6 +5,7 @@ Plain Python, no dependency. The bar goes to stderr, so that stdout holds the re
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -89,3 +91,16 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, numbers: object) -> None:
+    write_atomically(path, lambda target: target.write_text(json.dumps(numbers, indent=1) + "\n"))
+
+
+def run_program(main: Callable[[], int]) -> NoReturn:
+    """Exits with what `main` returns; Ctrl-C ends it in one line."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\nstopped; no file was left half-written", file=sys.stderr)
+        sys.exit(130)

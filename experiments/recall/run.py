@@ -16,7 +16,6 @@ Writes recall.png and recall.json to --out, and prints a table.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import platform
 import sys
@@ -33,7 +32,7 @@ import gka
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import Progress, paint, table, write_atomically  # noqa: E402
+from console import Progress, paint, run_program, table, write_atomically, write_json  # noqa: E402
 
 # n in sixty-fourths of the key dimension.
 COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128)
@@ -238,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     data = sweep(args)
     print_tables(data)
     picture, numbers = args.out / "recall.png", args.out / "recall.json"
-    write_atomically(numbers, lambda path: path.write_text(json.dumps(data, indent=1) + "\n"))
+    write_json(numbers, data)
     write_atomically(picture, lambda path: draw(data, path))
     written = [picture, numbers]
     if args.readme:
@@ -250,8 +249,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("\nstopped; no file was left half-written", file=sys.stderr)
-        sys.exit(130)
+    run_program(main)
