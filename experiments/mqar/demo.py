@@ -16,13 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-import matplotlib
-
 from layers import LAYERS, Layer
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from plot import COLOURS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -71,14 +65,13 @@ def settings(layer: Layer, steps: int, seed: int, output: Path) -> dict[str, obj
 class Training:
     """One layer's run: a process, and what its metrics say so far."""
 
-    def __init__(self, layer: Layer, options: argparse.Namespace):
-        self.layer, self.steps = layer, options.steps
-        folder = Path(options.out) / "mqar-runs"
+    def __init__(self, layer: Layer, steps: int, seed: int, folder: Path):
+        self.layer, self.steps, self.seed = layer, steps, seed
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / layer.name
         shutil.rmtree(self.output, ignore_errors=True)
         file = folder / f"{layer.name}.json"
-        file.write_text(json.dumps(settings(layer, options.steps, options.seed, self.output), indent=1))
+        file.write_text(json.dumps(settings(layer, steps, seed, self.output), indent=1))
         self.command = [PROGRAM, "train", str(file)]
         self.process: subprocess.Popen | None = None
         self.curve: list[tuple[int, float]] = []  # (tokens, accuracy)
@@ -151,6 +144,13 @@ def watch(trainings: list[Training], jobs: int) -> None:
 
 
 def draw(trainings: list[Training], path: Path) -> None:
+    # Here, because seeds.py takes the trainings to machines that have no matplotlib.
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from plot import COLOURS
+
     figure, panel = plt.subplots(figsize=(7.2, 4.2))
     for training in trainings:
         tokens, accuracy = zip(*training.curve, strict=True)
@@ -179,7 +179,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="trainings at a time")
     parser.add_argument("--out", default="out")
     options = parser.parse_args()
-    trainings = [Training(layer, options) for layer in DEMO.values()]
+    folder = Path(options.out) / "mqar-runs"
+    trainings = [Training(layer, options.steps, options.seed, folder) for layer in DEMO.values()]
     try:
         watch(trainings, options.jobs)
     except KeyboardInterrupt:
