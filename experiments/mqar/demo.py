@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 from console import paint, table, write_atomically  # noqa: E402
 
 PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
-WIDTH, VOCABULARY, TOKENS, PAIRS = 32, 256, 128, 32
+WIDTH, VOCABULARY, TOKENS, PAIRS, SEQUENCES = 32, 256, 128, 32, 32
 SIZES = [{"tokens": t, "pairs": n} for t, n in ((16, 2), (32, 4), (32, 8), (64, 16), (TOKENS, PAIRS))]
 
 #: Mamba2 is published with a state of 128 per channel, four times these models' width; here it gets the width, twice
@@ -37,19 +37,19 @@ DEMO = {
 }
 
 #: The best of those tried (README.md).
-RATES = {"gka-plain": 1e-2, "gdn": 2e-2, "mamba2": 2e-2, "attention": 1e-2}
+RATES = {"gka-plain": 5e-3, "gdn": 5e-3, "mamba2": 1e-2, "attention": 5e-3}
 
 
-def settings(layer: Layer, steps: int, seed: int, output: Path) -> dict[str, object]:
+def settings(layer: Layer, steps: int, seed: int, rate: float, output: Path) -> dict[str, object]:
     task = {"kind": "task", "task": "mqar", "vocab_size": VOCABULARY, "filler": "random"}
     return {
         "model": {**layer.model(WIDTH, VOCABULARY), "initializer_range": 0.1},
         "data": {**task, "seed": seed, "sizes": SIZES},
         "eval_data": {**task, "seed": 1_000_003, "sizes": [SIZES[-1]]},
         "length": TOKENS,
-        "batch_tokens": 64 * TOKENS,
+        "batch_tokens": SEQUENCES * TOKENS,
         "steps": steps,
-        "learning_rate": RATES[layer.name],
+        "learning_rate": rate,
         "final_learning_rate": 0.1,
         "warmup": 0.1,
         "weight_decay": 0.1,
@@ -65,13 +65,13 @@ def settings(layer: Layer, steps: int, seed: int, output: Path) -> dict[str, obj
 class Training:
     """One layer's run: a process, and what its metrics say so far."""
 
-    def __init__(self, layer: Layer, steps: int, seed: int, folder: Path):
-        self.layer, self.steps, self.seed = layer, steps, seed
+    def __init__(self, layer: Layer, steps: int, seed: int, rate: float, folder: Path):
+        self.layer, self.steps, self.seed, self.rate = layer, steps, seed, rate
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / layer.name
         shutil.rmtree(self.output, ignore_errors=True)
         file = folder / f"{layer.name}.json"
-        file.write_text(json.dumps(settings(layer, steps, seed, self.output), indent=1))
+        file.write_text(json.dumps(settings(layer, steps, seed, rate, self.output), indent=1))
         self.command = [PROGRAM, "train", str(file)]
         self.process: subprocess.Popen | None = None
         self.curve: list[tuple[int, float]] = []  # (tokens, accuracy)
@@ -174,13 +174,13 @@ def draw(trainings: list[Training], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="trainings at a time")
     parser.add_argument("--out", default="out")
     options = parser.parse_args()
     folder = Path(options.out) / "mqar-runs"
-    trainings = [Training(layer, options.steps, options.seed, folder) for layer in DEMO.values()]
+    trainings = [Training(layer, options.steps, options.seed, RATES[layer.name], folder) for layer in DEMO.values()]
     try:
         watch(trainings, options.jobs)
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ numbers per channel whatever the width, four times Gated KalmaNet's at width 32;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -18,6 +19,7 @@ class Layer:
     title: str  # in the figure
     token: str  # in the pattern
     choices: dict[str, object] = field(default_factory=dict)  # further keys of config.json
+    memory: Callable[[int], float] | None = None  # numbers a block remembers at a width
     constant_memory: bool = True
 
     def model(self, width: int, vocabulary: int) -> dict[str, object]:
@@ -39,28 +41,41 @@ def _one_head(width: int) -> dict[str, object]:
     return {"num_heads": 1, "head_dim": width}
 
 
+def _squares(count: float) -> Callable[[int], float]:
+    """So many matrices of width × width."""
+    return lambda width: count * width**2
+
+
 LAYERS = {
     layer.name: layer
     for layer in [
         Layer("attention", "attention", "*", {"attention_config": {"conv_size": 4}}, constant_memory=False),
-        Layer("mamba2", "Mamba2", "M2", {"mamba2_config": lambda width: {"head_dim": min(width, 64)}}),
+        Layer(
+            "mamba2",
+            "Mamba2",
+            "M2",
+            {"mamba2_config": lambda width: {"head_dim": min(width, 64)}},
+            lambda width: 2 * width * 128,
+        ),
         Layer(
             "mamba2-narrow",
             "Mamba2, state as GKA",
             "M2",
             {"mamba2_config": lambda width: {"head_dim": min(width, 64), "state_size": width}},
+            _squares(2),
         ),
-        Layer("gla", "GLA", "GLA", {"gla_config": {"num_heads": 1, "conv_size": 4}}),
-        Layer("deltanet", "DeltaNet", "DN", {"deltanet_config": _one_head}),
-        Layer("gdn", "Gated DeltaNet", "GDN", {"gdn_config": {"expand_v": 2.0}}),
-        Layer("kda", "Kimi Delta Attention", "KDA", {"kda_config": _one_head}),
-        Layer("mesanet", "MesaNet", "MESA", {"mesa_config": _one_head}),
+        Layer("gla", "GLA", "GLA", {"gla_config": {"num_heads": 1, "conv_size": 4}}, _squares(0.5)),
+        Layer("deltanet", "DeltaNet", "DN", {"deltanet_config": _one_head}, _squares(1)),
+        Layer("gdn", "Gated DeltaNet", "GDN", {"gdn_config": {"expand_v": 2.0}}, _squares(2)),
+        Layer("kda", "Kimi Delta Attention", "KDA", {"kda_config": _one_head}, _squares(1)),
+        Layer("mesanet", "MesaNet", "MESA", {"mesa_config": _one_head}, _squares(2)),
         Layer(
             "gka-plain",
             "GKA, no gate, no α",
             "GKA",
             {"gka_config": {"use_forgetting_gate": False, "use_alpha_connection": False, "use_beta_gate": False}},
+            _squares(2),
         ),
-        Layer("gka", "GKA", "GKA"),
+        Layer("gka", "GKA", "GKA", {}, _squares(2)),
     ]
 }

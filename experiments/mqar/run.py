@@ -1,10 +1,10 @@
 """Multi-query associative recall: how wide must a model be to hold n key-value pairs?
 
 Trains two-layer models on MQAR (a mixture of sizes up to the tested one, random filler) for every layer, width and
-size: once per learning rate until one of them has reached --stop (a further one could only equal it), leaving out
-rates towards which accuracy already falls; then with further seeds at the best. --jobs processes (`gka train -`) take
-the runs one after the other. What is finished is kept in --out/results.jsonl, so the sweep can be stopped and started
-again at any time.
+size: once per learning rate until one of them has done well (a further one would add little), leaving out rates towards
+which accuracy already falls; where all of them left it at chance, once for three times as long; then with further seeds
+at the best. --jobs processes (`gka train -`) take the runs one after the other. What is finished is kept in
+--out/results.jsonl, so the sweep can be stopped and started again at any time.
 
   accuracy   the share of answers that are right when training ends, on sequences never trained on, at the tested size
   figure     accuracy against width, a panel per (T, n), a line per layer, a band from the worst to the best seed
@@ -33,10 +33,13 @@ sys.path.insert(0, str(ROOT / "experiments"))
 from console import Progress, table, write_atomically  # noqa: E402
 
 PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
-RATES = (2.2e-3, 1e-2, 4.6e-4, 1e-4)  # four logarithmic steps, the likeliest first
+RATES = (1e-2, 5e-3, 2e-2, 2.5e-3)  # the likeliest first
 EVALUATIONS = 20  # of a run
 INITIAL = 0.1  # the deviation of the first weights; the usual 0.02 is for models that are far wider
+WELL = 0.97  # an accuracy with which no other learning rate is tried
 FALLS = 0.05  # in accuracy, from one learning rate to the next: further in that direction nothing better is expected
+CHANCE = 0.1  # below it a run has not begun to recall
+LONGER = 3  # times as many steps for a layer that no learning rate took beyond that
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,12 @@ class Run:
     pairs: int  # n
     rate: float
     seed: int
+    long: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.layer}-w{self.width}-t{self.tokens}-n{self.pairs}-lr{self.rate:g}-s{self.seed}"
-
-    @property
-    def cell(self) -> tuple[str, int, int, int]:
-        return (self.layer, self.width, self.tokens, self.pairs)
+        name = f"{self.layer}-w{self.width}-t{self.tokens}-n{self.pairs}-lr{self.rate:g}-s{self.seed}"
+        return name + ("-long" if self.long else "")
 
 
 def mixture(tokens: int, pairs: int) -> list[dict[str, object]]:
@@ -67,14 +68,14 @@ def mixture(tokens: int, pairs: int) -> list[dict[str, object]]:
     return [*sizes, {"tokens": tokens, "pairs": pairs, "weight": 2}]
 
 
-def steps_of(options: argparse.Namespace) -> int:
-    return max(1, round(options.tokens / options.batch_tokens))
+def steps_of(options: argparse.Namespace, long: bool) -> int:
+    return options.steps * (LONGER if long else 1)
 
 
-def recipe(options: argparse.Namespace) -> str:
+def recipe(options: argparse.Namespace, long: bool = False) -> str:
     """What all runs of a call have in common. Results of another recipe do not belong into the same panel."""
     parts = [
-        f"{steps_of(options)} steps of {options.batch_tokens} tokens",
+        f"{steps_of(options, long)} steps of {options.batch} sequences",
         f"vocabulary {options.vocabulary}",
         f"stop at {options.stop:g}",
         *options.set,
@@ -84,7 +85,7 @@ def recipe(options: argparse.Namespace) -> str:
 
 def settings(run: Run, options: argparse.Namespace, output: Path) -> dict[str, object]:
     task = {"kind": "task", "task": "mqar", "vocab_size": options.vocabulary, "filler": "random"}
-    steps = steps_of(options)
+    steps = steps_of(options, run.long)
     return apply(
         options.set,
         {
@@ -92,7 +93,7 @@ def settings(run: Run, options: argparse.Namespace, output: Path) -> dict[str, o
             "data": {**task, "seed": run.seed, "sizes": mixture(run.tokens, run.pairs)},
             "eval_data": {**task, "seed": 1_000_003, "sizes": [{"tokens": run.tokens, "pairs": run.pairs}]},
             "length": run.tokens,
-            "batch_tokens": options.batch_tokens,
+            "batch_tokens": options.batch * run.tokens,
             "steps": steps,
             "learning_rate": run.rate,
             "final_learning_rate": 0.1,
@@ -172,7 +173,8 @@ class Sweep:
         for line in self.file.read_text().splitlines():
             result = json.loads(line)
             other_size = (result["tokens"], result["pairs"]) not in self.options.sizes
-            if self.options.draw or other_size or result["recipe"] == recipe(self.options):
+            same = result["recipe"] == recipe(self.options, result.get("long", False))
+            if self.options.draw or other_size or same:
                 self.results[result["name"]] = result
             else:
                 print(f"{result['name']} was trained otherwise ({result['recipe']}): left out", file=sys.stderr)
@@ -213,25 +215,31 @@ class Sweep:
         return None
 
     def order(self) -> Iterator[Run]:
-        """All that is known to be needed, the most informative first: each size's rates, then its seeds."""
+        """All that is known to be needed, the most informative first: rates, then seeds, of long runs at last."""
         options = self.options
-        for size in options.sizes:
-            cells = [(layer, width, *size) for width in options.widths for layer in options.layers]
-            for rate in options.rates:
-                for cell in cells:
-                    if self.next_rate(cell) == rate:
-                        yield Run(*cell, rate, 0)
-            for seed in range(1, options.seeds):
-                for cell in cells:
-                    if self.next_rate(cell) is None:
-                        yield Run(*cell, best_rate(self._first_seed(cell)), seed)
+        cells = [
+            (layer, width, *size) for size in options.sizes for width in options.widths for layer in options.layers
+        ]
+        for rate in options.rates:
+            for cell in cells:
+                if rate in self.open_rates(cell):
+                    yield Run(*cell, rate, 0)
+        known = [(cell, best(self._first_seed(cell))) for cell in cells if not self.open_rates(cell)]
+        seeds = [
+            Run(*cell, found["rate"], seed, long=found["accuracy"] < CHANCE)
+            for seed in range(options.seeds)
+            for cell, found in known
+        ]
+        yield from sorted(seeds, key=lambda run: (run.long and run.seed > 0, run.seed))
 
-    def next_rate(self, cell: tuple) -> float | None:
-        """The learning rate that has to be tried next, None once the best is known."""
+    def open_rates(self, cell: tuple) -> list[float]:
+        """The learning rates that have to be tried next; none once the best is known."""
         found = {result["rate"]: result["accuracy"] for result in self._first_seed(cell)}
-        if any(accuracy >= self.options.stop for accuracy in found.values()):
-            return None
-        return next((rate for rate in self.options.rates if rate not in found and not falls(found, rate)), None)
+        highest = max(found.values(), default=CHANCE)
+        if highest >= min(WELL, self.options.stop):
+            return []
+        left = [rate for rate in self.options.rates if rate not in found and not falls(found, rate)]
+        return left if highest < CHANCE else left[:1]  # runs at chance say nothing about other rates
 
     def _first_seed(self, cell: tuple) -> list[dict]:
         names = [Run(*cell, rate, 0).name for rate in self.options.rates]
@@ -254,7 +262,7 @@ class Sweep:
             "curve": accuracies,
             "train_tokens": lines[-1]["tokens"],
             "seconds": round(time.monotonic() - began, 1),
-            "recipe": recipe(self.options),
+            "recipe": recipe(self.options, run.long),
         }
         self._keep(result)
         shutil.rmtree(output)
@@ -287,16 +295,16 @@ def falls(found: dict[float, float], rate: float) -> bool:
     return False
 
 
-def best_rate(results: list[dict]) -> float:
+def best(results: list[dict]) -> dict:
     """The highest accuracy; among equals the one that needed the fewest tokens."""
-    return max(results, key=lambda r: (r["accuracy"], -r["train_tokens"]))["rate"]
+    return max(results, key=lambda r: (r["accuracy"], -r["train_tokens"]))
 
 
 def train_all(sweep: Sweep) -> int:
     """The exit status."""
     options = sweep.options
     cells = len(options.sizes) * len(options.widths) * len(options.layers)
-    most = cells * (len(options.rates) + options.seeds - 1)
+    most = cells * (len(options.rates) + options.seeds)
     with Progress(most, "Runs, at most") as progress:
         threads = [threading.Thread(target=sweep.work, args=(progress,)) for _ in range(options.jobs)]
         for thread in threads:
@@ -329,15 +337,17 @@ def summarise(results: list[dict], out: Path) -> None:
         cells.setdefault((result["layer"], result["width"], result["tokens"], result["pairs"]), []).append(result)
     summary = []
     for (layer, width, tokens, pairs), runs in sorted(cells.items(), key=lambda c: (c[0][2], c[0][3], c[0][1])):
-        rate = best_rate([r for r in runs if r["seed"] == 0] or runs)  # of those there are so far
-        at_best = sorted(r["accuracy"] for r in runs if r["rate"] == rate)
+        chosen = best([r for r in runs if r["seed"] == 0] or runs)  # of those there are so far
+        alike = [r for r in runs if (r["rate"], r.get("long")) == (chosen["rate"], chosen.get("long"))]
+        at_best = sorted(r["accuracy"] for r in alike)
         summary.append(
             {
                 "layer": layer,
                 "width": width,
                 "tokens": tokens,
                 "pairs": pairs,
-                "rate": rate,
+                "rate": chosen["rate"],
+                "long": chosen.get("long", False),
                 "seeds": len(at_best),
                 "mean": sum(at_best) / len(at_best),
                 "low": at_best[0],
@@ -365,14 +375,15 @@ def summarise(results: list[dict], out: Path) -> None:
 
 
 def markdown(summary: list[dict]) -> str:
-    """A row per layer, a column per size and width: the mean accuracy and, of several seeds, how many."""
+    """A row per layer, a column per size and width: the mean accuracy, * after longer runs, and of how many seeds."""
     columns = sorted({(c["tokens"], c["pairs"], c["width"]) for c in summary})
     cells = {(c["layer"], c["tokens"], c["pairs"], c["width"]): c for c in summary}
 
     def shown(cell: dict | None) -> str:
         if not cell:
             return "–"
-        return f"{cell['mean']:.3f}" + (f" ({cell['seeds']})" if cell["seeds"] > 1 else "")
+        seeds = f" ({cell['seeds']})" if cell["seeds"] > 1 else ""
+        return f"{cell['mean']:.3f}" + ("*" if cell["long"] else "") + seeds
 
     lines = ["| layer | " + " | ".join(f"({t}, {n}), width {w}" for t, n, w in columns) + " |"]
     lines.append("|---|" + "---:|" * len(columns))
@@ -413,11 +424,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--seeds", type=int, default=3, help="runs at the best rate, the first included (3)")
-    parser.add_argument("--tokens", type=float, default=40e6, help="training tokens a run, at most (4e7)")
-    parser.add_argument("--batch-tokens", type=int, default=16384)
+    parser.add_argument("--steps", type=int, default=3000, help="of a run, at most (3000)")
+    parser.add_argument("--batch", type=int, default=32, help="sequences a step (32)")
     parser.add_argument("--eval-batches", type=int, default=4)
     parser.add_argument("--stop", type=float, default=0.99, help="a run ends at this accuracy (0.99)")
-    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--vocabulary", type=int, default=1024)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--bfloat16", action="store_true", help="on a GPU: products in bfloat16, not in float32")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")

@@ -276,17 +276,26 @@ TEST(EveryMixer, ResetForgetsTheGivenSlotsAlone) {
   });
 }
 
-TEST(EveryMixer, SinglePrecisionIsCloseToDouble) {
+TEST(EveryMixer, SinglePrecisionIsCloseToDoubleAndSoAreItsGradients) {
   for_every_mixer([](const Case& c) {
     const auto [parameters, mixer] = build(c);
     const auto [single_parameters, single] = build(c, at::kFloat);
-    const at::NoGradGuard no_grad;
     for (const auto& parameter : single_parameters->all()) {
-      at::Tensor(parameter.value).copy_(parameters->find(parameter.name)->value);
+      parameter.value.detach().copy_(parameters->find(parameter.name)->value.detach());
     }
-    const auto x = random({2, 75, width(c)}, 20);
-    const auto sequences = Sequences::rows(2, 75, device());
-    expect_close(single->forward(x.to(at::kFloat), sequences).y, mixer->forward(x, sequences).y, 1e-4);
+    const auto x = random({1, 150, width(c)}, 20), slope = random({1, 150, width(c)}, 21);
+    const auto sequences = Sequences::packed({0, 40, 40, 110, 150}, device());
+    const auto want = mixer->forward(x, sequences, nullptr, true);
+    const auto got = single->forward(x.to(at::kFloat), sequences, nullptr, true);
+    expect_close(got.y, want.y, 1e-4);
+    expect_close(got.state, want.state, 1e-4);
+    (want.y * slope).sum().backward();
+    (got.y * slope.to(at::kFloat)).sum().backward();
+    for (const auto& parameter : single_parameters->all()) {
+      const auto grad = parameter.value.grad(), exact = parameters->find(parameter.name)->value.grad();
+      ASSERT_EQ(grad.defined(), exact.defined()) << parameter.name;
+      if (grad.defined()) expect_close(grad, exact, 1e-3, parameter.name);
+    }
   });
 }
 
