@@ -40,6 +40,8 @@ demo: build ## Store and recall pairs in four memories, then train four models t
 
 bench: build ## Measure this machine and write docs/benchmarks.md
 	@$(STAGE) "Benchmark" $(PYTHON) bench/cpu.py
+	@if $(PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+	  $(STAGE) "Benchmark: GPU" $(PYTHON) bench/gpu.py; fi
 
 asan: setup ## Build and test the kernels under the sanitizers
 	$(check_under_sanitizers)

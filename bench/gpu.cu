@@ -204,7 +204,7 @@ Errors measure_accuracy(Pool& pool, const Path& path, const NamedCase& named) {
   const Problem& p = d.p;
   const std::int64_t tokens = p.batch * p.tokens * p.heads, states = p.sequences * p.heads * p.key_dim * 4;
   const std::int64_t segments =
-      max_segments(p.cu_seqlens != nullptr, p.batch, p.tokens, p.sequences) * p.heads * p.key_dim * 4;
+      saved_segments(p.cu_seqlens != nullptr, p.batch, p.tokens, p.sequences) * p.heads * p.key_dim * 4;
   const Outputs out{.o = d.both(host.o, p.value_dim),
                     .h = d.both(host.h, states * p.key_dim),
                     .u = d.both(host.u, states * p.value_dim),
@@ -328,7 +328,7 @@ Buffers make_buffers(Pool& pool, const Shape& s, std::uint64_t seed) {
                .log_decay = gate(0, 3),
                .beta = gate(1, 4),
                .alpha = gate(1, 5)};
-  const std::int64_t segments = max_segments(false, s.batch, s.tokens, s.batch) * s.heads * s.dim * s.dim * 4;
+  const std::int64_t segments = saved_segments(false, s.batch, s.tokens, s.batch) * s.heads * s.dim * s.dim * 4;
   b.infer.o = rows(false, 6);
   b.train.o = b.infer.o;
   b.train.saved = {.x = pool.take(static_cast<std::size_t>(n * s.dim * 4)),
@@ -402,8 +402,10 @@ int main(int argc, char** argv) {
     for (NamedCase named : accuracy_cases()) {
       if (!only_case.empty() && only_case != named.name) continue;
       if (!options.refine) named.spec.options.refine = false;
-      Problem probe{.key_dim = named.spec.key_dim, .options = named.spec.options};
+      Problem probe{.key_dim = named.spec.key_dim, .value_dim = named.spec.value_dim, .options = named.spec.options};
       probe.q.dtype = named.spec.dtype;
+      Gradients wanted;
+      wanted.d_o.dtype = named.spec.dtype;
       if (!plain) {
         if (const char* why = cuda::hopper::unsupported(probe); why != nullptr) {
           std::printf("%-18s not taken: %s\n", named.name, why);
@@ -425,7 +427,8 @@ int main(int argc, char** argv) {
         first = false;
       }
       accuracy_json += "}";
-      std::printf("\n");
+      const bool taken = plain || cuda::hopper::takes_backward(probe, wanted);
+      std::printf("%s\n", taken ? "" : " (gradients by the plain path)");
       std::fflush(stdout);
     }
   }

@@ -97,19 +97,40 @@ class Beside:
 # ---- Inputs ---------------------------------------------------------------------------------------------------------
 
 
-def inputs(batch: int, tokens: int, seed: int, device: str = "cuda", decay: tuple[float, float] = (1e-3, 0.05)):
+@dataclass(frozen=True)
+class Shape:
+    """Of a call; the defaults are those of the rows above."""
+
+    heads: int = HEADS
+    dim: int = DIM
+    values: int = DIM
+    dtype: torch.dtype = torch.bfloat16
+
+
+USUAL = Shape()
+WEAK, STRONG = (1e-3, 0.05), (0.1, 6.0)  # −log γ between the two
+
+
+def inputs(
+    batch: int,
+    tokens: int,
+    seed: int,
+    device: str = "cuda",
+    decay: tuple[float, float] = WEAK,
+    shape: Shape = USUAL,
+) -> list[Tensor]:
     """As a block gives them: q and k unit vectors of SiLU of a Gaussian, −log γ evenly drawn in its own logarithm."""
     source = torch.Generator(device).manual_seed(seed)
 
-    def normal(*size: int) -> Tensor:
-        return torch.randn(batch, tokens, HEADS, *size, generator=source, device=device)
+    def normal(size: int) -> Tensor:
+        return torch.randn(batch, tokens, shape.heads, size, generator=source, device=device)
 
     def uniform() -> Tensor:
-        return torch.rand(batch, tokens, HEADS, generator=source, device=device)
+        return torch.rand(batch, tokens, shape.heads, generator=source, device=device)
 
-    q, k = (F.normalize(F.silu(normal(DIM)), dim=-1).bfloat16() for _ in range(2))
+    q, k = (F.normalize(F.silu(normal(shape.dim)), dim=-1).to(shape.dtype) for _ in range(2))
     low, high = decay
-    return [q, k, normal(DIM).bfloat16(), -low * (high / low) ** uniform(), uniform(), uniform()]
+    return [q, k, normal(shape.values).to(shape.dtype), -low * (high / low) ** uniform(), uniform(), uniform()]
 
 
 def leaves(tensors: list[Tensor]) -> list[Tensor]:
@@ -118,15 +139,29 @@ def leaves(tensors: list[Tensor]) -> list[Tensor]:
 
 # ---- Accuracy -------------------------------------------------------------------------------------------------------
 
-# −log γ of the cases; the first is that of the brief's accuracy line.
-DECAYS = {"γ 0.95 to 0.999": (1e-3, 0.05), "γ 0.002 to 0.9": (0.1, 6.0)}
+
+@dataclass(frozen=True)
+class Case:
+    """Of accuracy. The first one is the brief's; γ lies between exp of minus `decay`."""
+
+    name: str
+    batch: int = 1
+    tokens: int = 256
+    decay: tuple[float, float] = WEAK
 
 
-def errors_of(function: Callable[..., Tensor], tokens: int, decay: tuple[float, float]) -> dict[str, float]:
+CASES = (
+    Case("T256, γ 0.95 to 0.999"),
+    Case("T256, γ 0.002 to 0.9", decay=STRONG),
+    Case("128 sequences of 2 tokens", batch=128, tokens=2),
+)
+
+
+def errors_of(function: Callable[..., Tensor], case: Case) -> dict[str, float]:
     """‖got − want‖ / ‖want‖ of the output and of each gradient that exists. `function` takes the arguments of
     gka.gated_kalmanet."""
-    rounded = inputs(1, tokens, seed=3, device="cpu", decay=decay)
-    d_o = torch.randn(1, tokens, HEADS, DIM, generator=torch.Generator().manual_seed(4)).bfloat16()
+    rounded = inputs(case.batch, case.tokens, seed=3, device="cpu", decay=case.decay)
+    d_o = torch.randn(rounded[2].shape, generator=torch.Generator().manual_seed(4)).bfloat16()
     wide = leaves([tensor.double() for tensor in rounded])
     here = leaves([tensor.cuda() for tensor in rounded])
     o = function(*here)
@@ -185,6 +220,26 @@ def passes(function: Callable[..., Tensor], sets: list[list[Tensor]], backward: 
         return lambda: torch.autograd.grad(function(*needed), needed, d_o, allow_unused=True)
 
     return [(both_of if backward else forward_of)(tensors) for tensors in sets]
+
+
+# What is asked for less often: where it runs, and how long it takes at B4 T4096.
+OTHERS = {
+    "γ 0.002 to 0.9: every chunk refined": (USUAL, STRONG),
+    "V = 256": (Shape(values=256), WEAK),
+    "D = V = 256, 4 heads": (Shape(heads=4, dim=256, values=256), WEAK),
+    "float32": (Shape(dtype=torch.float32), WEAK),
+}
+
+
+def measure_others() -> list[list[str]]:
+    rows = []
+    for name, (shape, decay) in OTHERS.items():
+        kernel, _ = gka.choose_kernel("cuda", shape.dtype, key_dim=shape.dim, value_dim=shape.values)
+        sets = [inputs(4, 4096, seed, decay=decay, shape=shape) for seed in range(2)]
+        times = [median_time(passes(ours, sets, backward), 0) for backward in (False, True)]
+        rows.append([name, kernel, *map(number, times)])
+        torch.cuda.empty_cache()
+    return rows
 
 
 def attention(backend: SDPBackend) -> Callable[..., Tensor]:
@@ -290,14 +345,33 @@ def setting(args: argparse.Namespace) -> str:
     )
 
 
-def document(said: str, measured: list[Measured], errors: dict, block: list[list[str]], beside: Beside | None) -> str:
-    parts = ["## GPU", said, *(text.replace("\n", " ") for text in __doc__.split("\n\n")[1:2])]
-    parts += ["### Accuracy", f"bfloat16, T = {ACCURACY_TOKENS}, ‖a − b‖ / ‖b‖; rounding o alone is 1.7e-3:"]
-    parts += [markdown(*accuracy_cells(errors)), "### Times", markdown(*cells_of(measured, beside))]
+OTHERS_HEADER = ["B4 T4096", "kernels", "forward, ms", "forward + backward, ms"]
+
+
+@dataclass
+class Report:
+    """Everything that is shown and written."""
+
+    said: str
+    beside: Beside | None
+    errors: dict[str, dict[str, float]]
+    measured: list[Measured]
+    others: list[list[str]]
+    block: list[list[str]]
+
+
+def document(report: Report) -> str:
+    beside = report.beside
+    parts = ["## GPU", report.said, *(text.replace("\n", " ") for text in __doc__.split("\n\n")[1:2])]
+    parts += ["### Accuracy", "bfloat16, ‖a − b‖ / ‖b‖ over all tokens; rounding o alone is 1.7e-3:"]
+    parts += [markdown(*accuracy_cells(report.errors))]
+    parts += ["### Times", markdown(*cells_of(report.measured, beside))]
     if beside:
         parts.append(f"{beside.name}, in this run: {beside.text}")
-    if block:
-        parts += ["### The block's small operations", markdown(BLOCK_HEADER, block)]
+    if report.others:
+        parts += ["### Other sizes and types", markdown(OTHERS_HEADER, report.others)]
+    if report.block:
+        parts += ["### The block's small operations", markdown(BLOCK_HEADER, report.block)]
     return "\n\n".join(parts)
 
 
@@ -305,9 +379,15 @@ def coloured(rows: list[list[str]]) -> list[list[str]]:
     return [[paint(c, "32") if "✓" in c else paint(c, "1;31") if "✗" in c else c for c in row] for row in rows]
 
 
-def show(said: str, measured: list[Measured], errors: dict, block: list[list[str]], beside: Beside | None) -> None:
-    print(f"\n{said}\n")
-    for header, body in (accuracy_cells(errors), cells_of(measured, beside), (BLOCK_HEADER, block)):
+def show(report: Report) -> None:
+    measured = report.measured
+    print(f"\n{report.said}\n")
+    for header, body in (
+        accuracy_cells(report.errors),
+        cells_of(measured, report.beside),
+        (OTHERS_HEADER, report.others),
+        (BLOCK_HEADER, report.block),
+    ):
         if body:
             print(table(header, coloured(body)))
     beyond = [m.row.name for m in measured if not m.holds]
@@ -318,8 +398,6 @@ def show(said: str, measured: list[Measured], errors: dict, block: list[list[str
 
 
 # ---- The command ----------------------------------------------------------------------------------------------------
-
-ACCURACY_TOKENS = 256
 
 
 def load_beside(path: Path) -> Beside:
@@ -379,9 +457,10 @@ def main(argv: list[str]) -> int:
     beside = load_beside(args.beside) if args.beside else None
     functions = {"gka": ours} | ({beside.name: beside.function} if beside else {})
     errors = {
-        f"{who}, {case}": errors_of(function, ACCURACY_TOKENS, decay)
+        f"{who}, {case.name}": errors_of(function, case)
         for who, function in functions.items()
-        for case, decay in DECAYS.items()
+        for case in CASES
+        if case.batch == 1 or who == "gka"  # the published kernels would compile everything anew for another length
     }
     measured: list[Measured] = []
     with Progress(len(args.rows), "bench") as progress:
@@ -390,12 +469,15 @@ def main(argv: list[str]) -> int:
             measured.append(measure_step(row, args.budget) if step else measure_pass(row, args.budget, beside))
             torch.cuda.empty_cache()
             progress.step(row.name)
-    block = measure_block("cuda", 30) if not (args.quick or args.row) else []
-    said = setting(args)
-    show(said, measured, errors, block, beside)
+    everything = not (args.quick or args.row)
+    others = measure_others() if everything else []
+    block = measure_block("cuda", 30) if everything else []
+    report = Report(setting(args), beside, errors, measured, others, block)
+    show(report)
     if args.write:
-        write_section(args.doc, "bench/gpu.py", document(said, measured, errors, block, beside))
-        numbers = {"setting": said, "rows": [asdict(m) for m in measured], "errors": errors, "block": block}
+        write_section(args.doc, "bench/gpu.py", document(report))
+        rows = [asdict(m) for m in measured]
+        numbers = {"setting": report.said, "rows": rows, "errors": errors, "others": others, "block": block}
         write_json(args.out / "bench-gpu.json", numbers)
         print(f"wrote {args.doc} and {args.out / 'bench-gpu.json'}")
     return 0

@@ -24,6 +24,9 @@ inline at::Tensor accumulate(const at::Tensor& x) { return x.to(accumulation_typ
 /// computes.
 at::Tensor upload(const at::Tensor& x, at::Device device);
 
+/// Whether a weight takes part in a step of training.
+bool is_learning(const at::Tensor& weight);
+
 /// x Wᵀ + b in the type of x.
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
@@ -33,6 +36,12 @@ std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::T
 
 /// x / √(mean(x²) + eps) · weight over the last dimension.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+/// What a block of a decoder begins with: x + y, and its `rms_norm`. With y undefined the sum is x.
+struct AddNorm {
+  at::Tensor sum, normed;
+};
+AddNorm add_norm(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight, double eps);
 
 /// x scaled to unit length over the last dimension; eps is 1e-6.
 at::Tensor unit_norm(const at::Tensor& x, L2Norm norm);
@@ -54,6 +63,15 @@ at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const
 
 /// sigmoid(projected + bias), at least float32.
 at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias = {});
+
+/// A gate for every token and head: `log_decay`, `sigmoid_gate`, or its square, which published checkpoints have for β.
+enum class Gate : std::uint8_t { log_decay, sigmoid, squared_sigmoid };
+struct GateKind {
+  Gate gate = Gate::sigmoid;
+  at::Tensor bias, a_log;  // a_log for log_decay alone
+};
+/// Several gates from one projection, [..., kinds · heads]: at least float32 [..., heads] for each.
+std::vector<at::Tensor> open_gates(const at::Tensor& projected, const std::vector<GateKind>& kinds);
 
 /// Qwen3's feed-forward part: down(SiLU(gate x) · up x).
 class SwiGlu {

@@ -100,19 +100,18 @@ class Gka final : public Mixer {
  protected:
   at::Tensor mix(const at::Tensor& x, Call& call) const override {
     const auto gate_weights = weights_of_gates();
-    std::vector<at::Tensor> weights{query_.weight(), key_.weight(), value_.weight()};
-    if (output_.gate_weight().defined()) weights.push_back(output_.gate_weight());
-    if (gate_weights.defined()) weights.push_back(gate_weights);
-    const auto parts = project_all(x, weights);
-    auto q = query_.finish(parts[0], call);
-    auto k = key_.finish(parts[1], call);
-    const auto v = expand_v_.forward(value_.finish(parts[2], call));
+    std::vector<at::Tensor> others;
+    if (output_.gate_weight().defined()) others.push_back(output_.gate_weight());
+    if (gate_weights.defined()) others.push_back(gate_weights);
+    const auto parts = project_heads(x, {&query_, &key_, &value_}, others, call);
+    auto q = parts.heads[0], k = parts.heads[1];
+    const auto v = expand_v_.forward(parts.heads[2]);
     q = repeat_heads(q, sizes_.heads);
     k = expand_k_.forward(k);
     // Heads that are not mere copies have their length only now.
     if (!expand_k_.copies()) k = unit_norm(k, L2Norm::divide);
-    const auto o = answer(q, k, v, gate_weights.defined() ? gates(parts.back()) : Gates{}, call);
-    return output_.finish(o, output_.gate_weight().defined() ? parts[3] : at::Tensor());
+    const auto o = answer(q, k, v, gate_weights.defined() ? gates(parts.others.back()) : Gates{}, call);
+    return output_.finish(o, output_.gate_weight().defined() ? parts.others.front() : at::Tensor());
   }
 
  private:
@@ -147,13 +146,23 @@ class Gka final : public Mixer {
   }
 
   Gates gates(const at::Tensor& projected) const {
-    const auto parts = projected.split(sizes_.heads, -1);
-    auto part = parts.begin();
+    std::vector<GateKind> kinds;
+    std::vector<at::Tensor Gates::*> places;
+    const auto add = [&](at::Tensor Gates::* place, GateKind kind) {
+      places.push_back(place);
+      kinds.push_back(std::move(kind));
+    };
+    if (decay_proj_.defined()) {
+      add(&Gates::log_decay, {.gate = Gate::log_decay, .bias = decay_.dt_bias, .a_log = decay_.a_log});
+    }
+    if (beta_.defined()) {
+      const bool published = config_.beta_weight == BetaWeight::published;
+      add(&Gates::beta, {.gate = published ? Gate::squared_sigmoid : Gate::sigmoid, .bias = beta_bias_, .a_log = {}});
+    }
+    if (alpha_.defined()) add(&Gates::alpha, {.gate = Gate::sigmoid, .bias = alpha_bias_, .a_log = {}});
+    const auto values = open_gates(projected, kinds);
     Gates g;
-    if (decay_proj_.defined()) g.log_decay = decay_(*part++);
-    if (beta_.defined()) g.beta = sigmoid_gate(*part++, beta_bias_);
-    if (alpha_.defined()) g.alpha = sigmoid_gate(*part++, alpha_bias_);
-    if (beta_.defined() && config_.beta_weight == BetaWeight::published) g.beta = (g.beta + 1e-6).square();
+    for (std::size_t i = 0; i < values.size(); ++i) g.*places[i] = values[i];
     return g;
   }
 

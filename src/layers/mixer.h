@@ -58,6 +58,8 @@ class Call {
 
   bool is_step() const { return sequences_ == nullptr; }
   bool wants_state() const { return want_state_; }
+  /// Whether no sequence has a state from before.
+  bool begins() const { return in_ == nullptr; }
   const Sequences& sequences() const { return *sequences_; }
   /// In a step: which slots of the pool; undefined: all of the first ones.
   const at::Tensor& slots() const { return slots_; }

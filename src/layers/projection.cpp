@@ -1,14 +1,21 @@
 #include "layers/projection.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/einsum.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/silu.h>
+#include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 
 #include "gka/block.h"
 #include "layers/functions.h"
+#include "ops/block.h"
+#include "ops/fused.h"
 
 namespace gka::layers {
 namespace {
@@ -29,7 +36,129 @@ Init copies_of_heads(std::int64_t from, std::int64_t to) {
   };
 }
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// What a convolution of part of a product does.
+ops::Arguments conv_arguments(const at::Tensor& x, const at::Tensor& weight, L2Norm norm, std::int64_t head_dim) {
+  ops::Arguments a;
+  a.x = x;
+  a.weight = weight;
+  a.l2_norm = name_of(norm);
+  a.head_dim = head_dim;
+  return a;
+}
+
+/// Inputs: x [B,T,C], the heads' weights, their convolutions' in the same order, the other weights. Outputs: the heads,
+/// convolved, and the other products.
+struct ConvolvedProjections : torch::autograd::Function<ConvolvedProjections> {
+  static variable_list forward(AutogradContext* context, at::TensorList inputs,
+                               const std::vector<HeadProjectionOptions>& heads) {
+    const auto &x = inputs[0], flat = x.reshape({-1, x.size(-1)});
+    const auto count = heads.size();
+    const auto narrowed = [&](const at::Tensor& weight) { return weight.to(x.scalar_type()); };
+    const auto by_token = [&](const at::Tensor& product) {
+      return product.view({x.size(0), x.size(1), product.size(-1)});
+    };
+    std::vector<at::Tensor> weights;
+    for (const auto& weight : inputs.slice(1, count)) weights.push_back(narrowed(weight));
+    const auto weight = at::cat(weights);
+    const auto product = by_token(at::mm(flat, weight.t()));
+
+    variable_list outputs, kept{flat, product, weight};
+    std::vector<std::int64_t> norms, sizes;
+    for (std::size_t i = 0, first = 0; i < count; ++i) {
+      const auto& conv = inputs[1 + count + i];
+      const auto part = product.narrow(-1, static_cast<std::int64_t>(first), weights[i].size(0));
+      outputs.push_back(ops::call("short_conv", conv_arguments(part, conv, heads[i].norm, heads[i].head_dim))[0]);
+      first += static_cast<std::size_t>(weights[i].size(0));
+      kept.push_back(conv);
+      norms.push_back(static_cast<std::int64_t>(heads[i].norm));
+      sizes.push_back(heads[i].head_dim);
+    }
+    for (const auto& other : inputs.slice(1 + 2 * count)) {
+      kept.push_back(narrowed(other));
+      outputs.push_back(by_token(at::mm(flat, kept.back().t())));
+    }
+    context->save_for_backward(std::move(kept));
+    context->saved_data["norms"] = norms;
+    context->saved_data["sizes"] = sizes;
+    context->saved_data["type"] = inputs[1].scalar_type();
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& slopes) {
+    const auto kept = context->get_saved_variables();
+    const auto &flat = kept[0], &product = kept[1], &weight = kept[2];
+    const auto norms = context->saved_data["norms"].toIntVector(), sizes = context->saved_data["sizes"].toIntVector();
+    const auto type = context->saved_data["type"].toScalarType();
+    const auto count = norms.size();
+    const auto rows = [](const at::Tensor& slope) { return slope.reshape({-1, slope.size(-1)}); };
+    const auto to_weight = [&](const at::Tensor& slope) { return at::mm(slope.t(), flat); };
+
+    variable_list gradients(1), to_convs, to_others;
+    at::Tensor to_x;
+    const auto d_product = at::empty_like(product);
+    std::vector<std::int64_t> widths;
+    std::int64_t first = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto width = slopes[i].size(-1);
+      auto conv =
+          conv_arguments(product.narrow(-1, first, width), kept[3 + i], static_cast<L2Norm>(norms[i]), sizes[i]);
+      conv.d_y = slopes[i];
+      to_convs.push_back(ops::short_conv_backward_to(std::move(conv), d_product.narrow(-1, first, width)));
+      widths.push_back(width);
+      first += width;
+    }
+    // The smallest first: what is first need not add.
+    for (std::size_t i = slopes.size(); i-- > count;) {
+      const auto slope = rows(slopes[i]);
+      to_x = to_x.defined() ? to_x.addmm_(slope, kept[3 + i]) : at::mm(slope, kept[3 + i]);
+      to_others.insert(to_others.begin(), to_weight(slope).to(type));
+    }
+    const auto slope = rows(d_product);
+    to_x = to_x.defined() ? to_x.addmm_(slope, weight) : at::mm(slope, weight);
+    gradients[0] = to_x.view({product.size(0), product.size(1), -1});
+    for (const auto& part : to_weight(slope).split_with_sizes(widths)) gradients.push_back(part.to(type));
+    gradients.insert(gradients.end(), to_convs.begin(), to_convs.end());
+    gradients.insert(gradients.end(), to_others.begin(), to_others.end());
+    gradients.emplace_back();  // for the heads' options
+    return gradients;
+  }
+};
+
+bool can_share(const at::Tensor& x, const std::vector<const HeadProjection*>& heads, const Call& call) {
+  if (call.is_step() || !call.begins() || call.wants_state() || call.sequences().cu_seqlens().defined()) return false;
+  return ops::has_fused(x) && std::ranges::all_of(heads, [](const HeadProjection* head) {
+           return head->conv() && !head->conv().has_bias() && is_learning(head->weight());
+         });
+}
+
 }  // namespace
+
+Projected project_heads(const at::Tensor& x, const std::vector<const HeadProjection*>& heads,
+                        const std::vector<at::Tensor>& others, Call& call) {
+  const bool share = can_share(x, heads, call);
+  std::vector<at::Tensor> weights;
+  std::vector<HeadProjectionOptions> options;
+  for (const auto* head : heads) weights.push_back(head->weight());
+  if (share) {
+    weights.insert(weights.begin(), x);
+    for (const auto* head : heads) {
+      weights.push_back(head->conv().weight());
+      options.push_back(head->options());
+    }
+  }
+  weights.insert(weights.end(), others.begin(), others.end());
+  const auto parts = share ? ConvolvedProjections::apply(at::TensorList(weights), options) : project_all(x, weights);
+  Projected result;
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    const auto by_head = [&] { return parts[i].unflatten(-1, {options[i].heads, options[i].head_dim}); };
+    result.heads.push_back(share ? by_head() : heads[i]->finish(parts[i], call));
+  }
+  result.others.assign(parts.begin() + static_cast<std::ptrdiff_t>(heads.size()), parts.end());
+  return result;
+}
 
 at::Tensor projection_weight(std::string_view name, std::int64_t out, std::int64_t in, const MixerConfig& config,
                              const Scope& scope) {

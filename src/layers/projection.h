@@ -30,6 +30,8 @@ class ShortConv {
             const Scope& scope);
 
   explicit operator bool() const { return weight_.defined(); }
+  const at::Tensor& weight() const { return weight_; }
+  bool has_bias() const { return bias_.defined(); }
   /// x [B,T,C] or [B,C] in a step. With a norm, each head_dim channels are brought to unit length.
   at::Tensor forward(const at::Tensor& x, Call& call, L2Norm norm = L2Norm::none, std::int64_t head_dim = 0) const;
   void add_fields(std::vector<StateField>& fields, at::ScalarType dtype) const;
@@ -60,12 +62,22 @@ class HeadProjection {
   const at::Tensor& weight() const { return weight_; }
   at::Tensor finish(const at::Tensor& projected, Call& call) const;
   void add_fields(std::vector<StateField>& fields, at::ScalarType dtype) const { conv_.add_fields(fields, dtype); }
+  const HeadProjectionOptions& options() const { return options_; }
+  const ShortConv& conv() const { return conv_; }
 
  private:
   HeadProjectionOptions options_;
   at::Tensor weight_;
   ShortConv conv_;
 };
+
+/// All of a mixer's projections of its input: heads as HeadProjection::forward has them, and the others as they are.
+/// Where heads are convolved and learn on a GPU, those are one matrix product, and their gradients meet in one tensor.
+struct Projected {
+  std::vector<at::Tensor> heads, others;
+};
+Projected project_heads(const at::Tensor& x, const std::vector<const HeadProjection*>& heads,
+                        const std::vector<at::Tensor>& others, Call& call);
 
 /// −exp(A_log)·softplus(projection + dt_bias) with its published start: A uniform in (low, 16), dt log-uniform in
 /// (0.001, 0.1).

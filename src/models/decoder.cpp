@@ -13,6 +13,15 @@
 
 namespace gka::models {
 
+namespace {
+
+/// What passes through the blocks: x + change. The sum is left to the norm after it, which has to read it anyhow.
+struct Stream {
+  at::Tensor x, change;  // change: undefined at the start
+};
+
+}  // namespace
+
 class Decoder::Block {
  public:
   Block(const ModelConfig& config, std::size_t place, layers::Parameters& parameters)
@@ -35,27 +44,29 @@ class Decoder::Block {
     for (auto i = first_parameter; i < parameters.all().size(); ++i) own_.push_back(parameters.all()[i].value);
   }
 
-  layers::MixerOutput forward(const at::Tensor& x, const layers::Sequences& sequences, const layers::State* state,
-                              bool want_state, const Observer& observe) const {
-    auto mixed =
-        named([&] { return mixer_->forward(layers::rms_norm(x, mixer_norm_, eps_), sequences, state, want_state); });
+  /// Returns the stream after the block, and the mixer's state.
+  std::pair<Stream, layers::State> forward(const Stream& stream, const layers::Sequences& sequences,
+                                           const layers::State* state, bool want_state, const Observer& observe) const {
+    const auto [x, normed] = layers::add_norm(stream.x, stream.change, mixer_norm_, eps_);
+    auto mixed = named([&] { return mixer_->forward(normed, sequences, state, want_state); });
     if (observe) observe(mixer_name_, mixed.y);
-    auto y = add_mlp(x.add(mixed.y), observe);
-    return {.y = std::move(y), .state = std::move(mixed.state)};
+    return {add_mlp({.x = x, .change = mixed.y}, observe), std::move(mixed.state)};
   }
 
   at::Tensor forward_recomputed(const at::Tensor& x, const layers::Sequences& sequences) const {
     // The node in the graph may outlive the caller's sequences, not the decoder.
     const auto body = [this, sequences](const at::Tensor& input) {
-      return forward(input, sequences, nullptr, false, {}).y;
+      const auto after = forward({.x = input, .change = {}}, sequences, nullptr, false, {}).first;
+      return after.x.add(after.change);
     };
     return recompute(body, x, own_);
   }
 
-  at::Tensor step(const at::Tensor& x, const layers::State& pool, const at::Tensor& slots,
-                  const at::Tensor& positions) const {
-    const auto y = named([&] { return mixer_->step(layers::rms_norm(x, mixer_norm_, eps_), pool, slots, positions); });
-    return add_mlp(x.add(y), {});
+  Stream step(const Stream& stream, const layers::State& pool, const at::Tensor& slots,
+              const at::Tensor& positions) const {
+    const auto [x, normed] = layers::add_norm(stream.x, stream.change, mixer_norm_, eps_);
+    const auto y = named([&] { return mixer_->step(normed, pool, slots, positions); });
+    return add_mlp({.x = x, .change = y}, {});
   }
 
   const layers::Mixer& mixer() const { return *mixer_; }
@@ -73,11 +84,12 @@ class Decoder::Block {
     }
   }
 
-  at::Tensor add_mlp(const at::Tensor& x, const Observer& observe) const {
-    if (!mlp_) return x;
-    const auto y = mlp_->forward(layers::rms_norm(x, mlp_norm_, eps_));
+  Stream add_mlp(const Stream& stream, const Observer& observe) const {
+    if (!mlp_) return stream;
+    const auto [x, normed] = layers::add_norm(stream.x, stream.change, mlp_norm_, eps_);
+    auto y = mlp_->forward(normed);
     if (observe) observe(name_ + "mlp", y);
-    return x.add(y);
+    return {.x = x, .change = std::move(y)};
   }
 
   double eps_;
@@ -136,19 +148,19 @@ ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& s
   }
   const auto& observe = options.observe;
   ForwardResult result;
-  auto x = embed(ids, options.dtype.value_or(parameters_->options().dtype));
-  if (observe) observe("model.embed_tokens", x);
+  Stream stream{.x = embed(ids, options.dtype.value_or(parameters_->options().dtype)), .change = {}};
+  if (observe) observe("model.embed_tokens", stream.x);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     if (options.recompute) {
-      x = blocks_[i].forward_recomputed(x, sequences);
+      stream.x = blocks_[i].forward_recomputed(stream.x, sequences);
       continue;
     }
-    const auto* state = options.state != nullptr ? &options.state->blocks[i] : nullptr;
-    auto output = blocks_[i].forward(x, sequences, state, options.want_state, observe);
-    x = std::move(output.y);
-    if (options.want_state) result.state.blocks.push_back(std::move(output.state));
+    const auto* before = options.state != nullptr ? &options.state->blocks[i] : nullptr;
+    auto [after, state] = blocks_[i].forward(stream, sequences, before, options.want_state, observe);
+    stream = std::move(after);
+    if (options.want_state) result.state.blocks.push_back(std::move(state));
   }
-  result.hidden = layers::rms_norm(x, norm_, config_.mixer.rms_norm_eps);
+  result.hidden = layers::add_norm(stream.x, stream.change, norm_, config_.mixer.rms_norm_eps).normed;
   if (observe) observe("model.norm", result.hidden);
   return result;
 }
@@ -170,9 +182,11 @@ at::Tensor Decoder::log_probabilities(const at::Tensor& hidden, const at::Tensor
 at::Tensor Decoder::step(const at::Tensor& ids, const DecoderState& pool, const at::Tensor& slots,
                          const at::Tensor& positions) const {
   const at::NoGradGuard no_gradient;
-  auto x = embed(ids, parameters_->options().dtype);
-  for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].step(x, pool.blocks.at(i), slots, positions);
-  return layers::rms_norm(x, norm_, config_.mixer.rms_norm_eps);
+  Stream stream{.x = embed(ids, parameters_->options().dtype), .change = {}};
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    stream = blocks_[i].step(stream, pool.blocks.at(i), slots, positions);
+  }
+  return layers::add_norm(stream.x, stream.change, norm_, config_.mixer.rms_norm_eps).normed;
 }
 
 DecoderState Decoder::make_state(std::int64_t slots, const layers::StateOptions& options) const {

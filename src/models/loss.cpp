@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 #include <string>
 
@@ -27,9 +28,10 @@ using torch::autograd::variable_list;
 
 std::int64_t tokens_per_slice(std::int64_t asked, const at::Tensor& weight) {
   if (asked > 0) return asked;
-  const std::int64_t values = weight.is_cpu() ? std::int64_t{1} << 22 : std::int64_t{1} << 27;
+  const std::int64_t values = weight.is_cpu() ? std::int64_t{1} << 22 : std::int64_t{1} << 29;
   const auto tokens = std::max<std::int64_t>(16, values / std::max<std::int64_t>(1, weight.size(0)));
-  return tokens < 256 ? tokens : tokens / 128 * 128;  // whole tiles of a matrix product
+  // Whole tiles of a matrix product, and on a GPU whole rounds of its multiprocessors, or nearly.
+  return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(tokens)));
 }
 
 /// Sums run in at least float32.

@@ -115,7 +115,32 @@ std::vector<at::Tensor> gradient_room(const Arguments& a, const Inputs& inputs) 
   return gradients;
 }
 
+/// Into `results`: x's, the weight's, the bias's and the state's; empty ones were not asked for.
+void differentiate_conv(Arguments& a, const ConvSizes& sizes, const std::vector<at::Tensor>& results) {
+  constexpr std::string_view name = "short_conv_backward";
+  const auto options = parse_conv_options(name, a);
+  prepare(a);
+  const auto conv = conv_of(a, sizes, options);
+  const kernels::ShortConvGradients gradients{.d_y = conv_view(a.d_y),
+                                              .d_final_state = view(a.d_final_state),
+                                              .d_x = results[0].numel() > 0 ? conv_view(results[0]) : View{},
+                                              .d_weight = view(results[1]),
+                                              .d_bias = view(results[2]),
+                                              .d_initial_state = view(results[3])};
+  run(
+      name, a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv_backward(conv, gradients, executor); },
+      [&](const auto& device) { kernels::cuda::short_conv_backward(conv, gradients, device); });
+}
+
 }  // namespace
+
+at::Tensor short_conv_backward_to(Arguments arguments, const at::Tensor& d_x) {
+  arguments.needs = {true, true, false, false};
+  const auto sizes = check_short_conv_backward(arguments);
+  const auto d_weight = room_like(arguments.weight), none = nothing(arguments);
+  differentiate_conv(arguments, sizes, {d_x, d_weight, none, none});
+  return d_weight;
+}
 
 void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   constexpr std::string_view name = "short_conv";
@@ -139,24 +164,10 @@ void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void run_short_conv_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  constexpr std::string_view name = "short_conv_backward";
   Arguments a = pop_arguments(op.schema(), *stack);
-  const auto options = parse_conv_options(name, a);
   const auto sizes = check_short_conv_backward(a);
   const auto results = gradient_room(a, std::array{a.x, a.weight, a.bias, a.initial_state});
-  if (!a.x.device().is_meta()) {
-    prepare(a);
-    const auto conv = conv_of(a, sizes, options);
-    const kernels::ShortConvGradients gradients{.d_y = conv_view(a.d_y),
-                                                .d_final_state = view(a.d_final_state),
-                                                .d_x = results[0].numel() > 0 ? conv_view(results[0]) : View{},
-                                                .d_weight = view(results[1]),
-                                                .d_bias = view(results[2]),
-                                                .d_initial_state = view(results[3])};
-    run(
-        name, a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv_backward(conv, gradients, executor); },
-        [&](const auto& device) { kernels::cuda::short_conv_backward(conv, gradients, device); });
-  }
+  if (!a.x.device().is_meta()) differentiate_conv(a, sizes, results);
   push_results(*stack, results);
 }
 

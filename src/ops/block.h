@@ -4,7 +4,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "ops/arguments.h"
+
 namespace gka::ops {
+
+/// The gradients of a short_conv without states, from its arguments and d_y: that of x goes to `d_x`, a view of its
+/// shape, and that of the weight is returned. For x that is part of a wider tensor.
+at::Tensor short_conv_backward_to(Arguments arguments, const at::Tensor& d_x);
 
 void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_short_conv_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -4,16 +4,56 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <utility>
+#include <cstdint>
+#include <vector>
 
 namespace gka::ops {
 
 /// Whether there are kernels for the tensor's device and type, and its memory suits them.
 bool has_fused(const at::Tensor& tensor);
 
-/// SiLU(gate) ⊙ up, and the gradients of both; all of one shape and type, contiguous.
+/// Last dimensions must be multiples of it.
+inline constexpr std::int64_t kFusedMultiple = 8;
+
+/// SiLU(gate) ⊙ up, [N, C] each: contiguous, or side by side in a wider contiguous tensor.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
-std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& d_y, const at::Tensor& gate, const at::Tensor& up);
+struct SwiGluGradients {
+  at::Tensor d_gate, d_up;  // the halves of d_both
+  at::Tensor d_both;        // [N, 2 C]
+  at::Tensor y;             // SiLU(gate) ⊙ up once more
+};
+SwiGluGradients swiglu_backward(const at::Tensor& d_y, const at::Tensor& gate, const at::Tensor& up);
+
+/// Whether x is a tensor whose rows, and a weight for them, `add_norm` takes.
+bool has_add_norm(const at::Tensor& x, const at::Tensor& weight);
+struct AddNorm {
+  at::Tensor sum, normed;  // x + y, and it over its root mean square, times the weight
+};
+/// x and y [..., C] contiguous of one type; y undefined: the sum is x. Weight float32 [C].
+AddNorm add_norm(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight, double eps);
+struct AddNormGradients {
+  at::Tensor d_x, d_weight;  // d_x is y's gradient too
+};
+/// d_sum may be undefined.
+AddNormGradients add_norm_backward(const at::Tensor& d_sum, const at::Tensor& d_normed, const at::Tensor& sum,
+                                   const at::Tensor& weight, double eps);
+
+enum class Gate : std::uint8_t { log_decay, sigmoid, squared_sigmoid };  // as in kernels/cuda/fused.h
+struct GateKind {
+  Gate gate = Gate::sigmoid;
+  at::Tensor bias, a_log;  // float32 [heads]; a_log for log_decay alone
+};
+/// Whether `gates` takes the projection, and the parameters.
+bool has_gates(const at::Tensor& projected, const std::vector<GateKind>& kinds);
+/// projected [..., kinds · heads] contiguous; float32 [..., heads] for each kind.
+std::vector<at::Tensor> gates(const at::Tensor& projected, const std::vector<GateKind>& kinds);
+struct GateGradients {
+  at::Tensor d_projected;
+  std::vector<at::Tensor> d_bias, d_a_log;  // of each kind
+};
+/// `d_values` contiguous; undefined: 0.
+GateGradients gates_backward(const std::vector<at::Tensor>& d_values, const at::Tensor& projected,
+                             const std::vector<GateKind>& kinds);
 
 /// x [..., heads, D] contiguous; cos and sin float32 [..., 1, D/2] contiguous. Sign −1 turns back.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign);

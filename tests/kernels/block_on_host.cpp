@@ -8,29 +8,23 @@
 #include "kernels/cuda_support.h"
 
 namespace gka::kernels::test {
-namespace {
 
-template <typename Body>
-void with_device(Body&& body) {
-  with_scratch<cuda_on_host::Device>(body);
-}
-
-}  // namespace
+using cuda_on_host::Device;
 
 void CudaOnHost::short_conv(const ShortConv& conv, const ShortConvOutputs& outputs) {
-  with_device([&](const auto& device) { cuda_on_host::short_conv(conv, outputs, device); });
+  with_scratch<Device>([&](const Device& device) { cuda_on_host::short_conv(conv, outputs, device); });
 }
 void CudaOnHost::short_conv_backward(const ShortConv& conv, const ShortConvGradients& gradients) {
-  with_device([&](const auto& device) { cuda_on_host::short_conv_backward(conv, gradients, device); });
+  with_scratch<Device>([&](const Device& device) { cuda_on_host::short_conv_backward(conv, gradients, device); });
 }
 void CudaOnHost::short_conv_step(const ShortConvStep& step) {
-  with_device([&](const auto& device) { cuda_on_host::short_conv_step(step, device); });
+  with_scratch<Device>([&](const Device& device) { cuda_on_host::short_conv_step(step, device); });
 }
 void CudaOnHost::gated_rms_norm(const GatedRmsNorm& norm, const View& y) {
-  with_device([&](const auto& device) { cuda_on_host::gated_rms_norm(norm, y, device); });
+  with_scratch<Device>([&](const Device& device) { cuda_on_host::gated_rms_norm(norm, y, device); });
 }
 void CudaOnHost::gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients) {
-  with_device([&](const auto& device) { cuda_on_host::gated_rms_norm_backward(norm, gradients, device); });
+  with_scratch<Device>([&](const Device& device) { cuda_on_host::gated_rms_norm_backward(norm, gradients, device); });
 }
 
 }  // namespace gka::kernels::test

@@ -32,19 +32,135 @@ void on_host(Body&& body) {
 double silu(double z) { return z / (1 + std::exp(-z)); }
 
 TEST(Fused, SwiGluIsItsFormulaAndItsGradientTheDifferenceQuotient) {
-  const auto gate = draw(40, 1), up = draw(40, 2), d_y = draw(40, 3);
-  Floats y(40), d_gate(40), d_up(40);
-  const cuda_on_host::SwiGlu call{.size = 40, .dtype = DType::float32, .gate = gate.data(), .up = up.data()};
+  // Gate and up side by side in rows of 40.
+  constexpr int kRows = 3, kWidth = 16, kStride = 40;
+  const auto both = draw(kRows * kStride, 1), d_y = draw(kRows * kWidth, 3);
+  Floats y(kRows * kWidth), again(kRows * kWidth), d_both(kRows * kStride, 7.0f);
+  const cuda_on_host::SwiGlu call{.rows = kRows,
+                                  .width = kWidth,
+                                  .stride = kStride,
+                                  .dtype = DType::float32,
+                                  .gate = both.data(),
+                                  .up = both.data() + kWidth};
   on_host([&](const auto& device) {
     cuda_on_host::swiglu(call, y.data(), device);
-    cuda_on_host::swiglu_backward(call, d_y.data(), d_gate.data(), d_up.data(), device);
+    cuda_on_host::swiglu_backward(
+        call, {.d_y = d_y.data(), .d_gate = d_both.data(), .d_up = d_both.data() + kWidth, .y = again.data()}, device);
   });
-  for (int i = 0; i < 40; ++i) {
-    const double h = 1e-5, slope = (silu(gate[i] + h) - silu(gate[i] - h)) / (2 * h);
-    EXPECT_NEAR(y[i], silu(gate[i]) * up[i], 1e-5);
-    EXPECT_NEAR(d_up[i], d_y[i] * silu(gate[i]), 1e-5);
-    EXPECT_NEAR(d_gate[i], d_y[i] * up[i] * slope, 1e-5);
+  EXPECT_EQ(again, y);
+  for (int i = 0; i < kRows * kWidth; ++i) {
+    const int at = i / kWidth * kStride + i % kWidth;
+    const double gate = both[at], up = both[at + kWidth], h = 1e-5;
+    const double slope = (silu(gate + h) - silu(gate - h)) / (2 * h);
+    EXPECT_NEAR(y[i], silu(gate) * up, 1e-5);
+    EXPECT_NEAR(d_both[at + kWidth], d_y[i] * silu(gate), 1e-5);
+    EXPECT_NEAR(d_both[at], d_y[i] * up * slope, 1e-5);
   }
+  EXPECT_EQ(d_both[2 * kWidth], 7.0f);  // what lies behind them stays
+}
+
+/// Of rows of sums: Σ slopes ⊙ (sum + the norm of it), so that both results have a gradient.
+double through_norm(const std::vector<double>& x, const Floats& weight, const Floats& d_sum, const Floats& d_normed,
+                    double eps) {
+  const auto width = weight.size();
+  double total = 0;
+  for (std::size_t row = 0; row < x.size(); row += width) {
+    double squares = 0;
+    for (std::size_t c = 0; c < width; ++c) squares += x[row + c] * x[row + c];
+    const double root = 1 / std::sqrt(squares / static_cast<double>(width) + eps);
+    for (std::size_t c = 0; c < width; ++c) {
+      total += d_sum[row + c] * x[row + c] + d_normed[row + c] * x[row + c] * root * weight[c];
+    }
+  }
+  return total;
+}
+
+TEST(Fused, ASumAndItsNormAreTheirFormulasAndTheirGradientsDifferenceQuotients) {
+  constexpr double kEps = 1e-3, kStep = 1e-5;
+  for (const int width : {8, 264, 1032}) {  // one for each kind of team
+    const int rows = width < 100 ? 20 : 3;
+    const auto size = static_cast<std::size_t>(rows * width);
+    const auto x = draw(size, 11), y = draw(size, 12), d_sum = draw(size, 14), d_normed = draw(size, 15);
+    auto weight = draw(static_cast<std::size_t>(width), 13);
+    Floats sum(size), normed(size), alone(size), d_x(size), d_weight(weight.size());
+    cuda_on_host::AddNorm call{.rows = rows,
+                               .width = width,
+                               .dtype = DType::float32,
+                               .x = x.data(),
+                               .y = y.data(),
+                               .weight = weight.data(),
+                               .eps = static_cast<float>(kEps)};
+    on_host([&](const auto& device) {
+      cuda_on_host::add_norm(call, sum.data(), normed.data(), device);
+      call.x = sum.data(), call.y = nullptr;
+      cuda_on_host::add_norm(call, nullptr, alone.data(), device);
+      cuda_on_host::add_norm_backward(
+          call, {.d_sum = d_sum.data(), .d_normed = d_normed.data(), .d_x = d_x.data(), .d_weight = d_weight.data()},
+          device);
+    });
+    EXPECT_EQ(alone, normed);
+    std::vector<double> at(sum.begin(), sum.end());
+    const auto value = [&] { return through_norm(at, weight, d_sum, d_normed, kEps); };
+    double expected = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+      EXPECT_EQ(sum[i], x[i] + y[i]);
+      expected += static_cast<double>(d_sum[i]) * sum[i] + static_cast<double>(d_normed[i]) * normed[i];
+    }
+    EXPECT_NEAR(value(), expected, 1e-5 * static_cast<double>(size));
+    for (std::size_t i = 0; i < size; i += 7) {
+      const double here = at[i];
+      at[i] = here + kStep;
+      const double above = value();
+      at[i] = here - kStep;
+      EXPECT_NEAR(d_x[i], (above - value()) / (2 * kStep), 1e-4) << width << " " << i;
+      at[i] = here;
+    }
+    for (std::size_t c = 0; c < weight.size(); c += 5) {  // the value is linear in the weight
+      double slope = 0;
+      for (std::size_t i = c; i < size; i += weight.size()) slope += d_normed[i] * normed[i] / weight[c];
+      EXPECT_NEAR(d_weight[c], slope, 1e-4) << width << " " << c;
+    }
+  }
+}
+
+/// Of gate kind k (decay, σ, squared σ) at z.
+double gate_at(int kind, double z, double a_log) {
+  const double open = 1 / (1 + std::exp(-z));
+  if (kind == 0) return -std::exp(a_log) * std::log1p(std::exp(z));
+  return kind == 1 ? open : (open + 1e-6) * (open + 1e-6);
+}
+
+TEST(Fused, GatesAreTheirFormulasAndTheirGradientsDifferenceQuotients) {
+  constexpr int kTokens = 150, kHeads = 3, kKinds = 3, kColumns = kKinds * kHeads;  // more than one stretch of tokens
+  const auto projected = draw(kTokens * kColumns, 21), bias = draw(kColumns, 22), a_log = draw(kHeads, 23);
+  const auto d_value = draw(kKinds * kTokens * kHeads, 24);
+  Floats value(d_value.size()), d_projected(projected.size()), d_bias(kColumns), d_a_log(kColumns);
+  cuda_on_host::Gates call{
+      .tokens = kTokens, .heads = kHeads, .count = kKinds, .dtype = DType::float32, .projected = projected.data()};
+  for (int kind = 0; kind < kKinds; ++kind) {
+    call.kinds[kind] = {.gate = static_cast<cuda_on_host::Gate>(kind),
+                        .bias = bias.data() + kind * kHeads,
+                        .a_log = a_log.data(),
+                        .value = value.data() + kind * kTokens * kHeads,
+                        .d_value = d_value.data() + kind * kTokens * kHeads};
+  }
+  on_host([&](const auto& device) {
+    cuda_on_host::gates(call, device);
+    cuda_on_host::gates_backward(call, d_projected.data(), d_bias.data(), d_a_log.data(), device);
+  });
+  std::vector<double> to_bias(kColumns), to_a_log(kHeads);
+  for (int at = 0; at < kTokens * kColumns; ++at) {
+    const int token = at / kColumns, column = at % kColumns, kind = column / kHeads, head = column % kHeads;
+    const int place = (kind * kTokens + token) * kHeads + head;
+    const double z = static_cast<double>(projected[at]) + bias[column], h = 1e-5;
+    const double slope = (gate_at(kind, z + h, a_log[head]) - gate_at(kind, z - h, a_log[head])) / (2 * h);
+    EXPECT_NEAR(value[place], gate_at(kind, z, a_log[head]), 1e-5 * (1 + std::abs(value[place])));
+    EXPECT_NEAR(d_projected[at], d_value[place] * slope, 1e-4 * (1 + std::abs(slope)));
+    to_bias[column] += d_value[place] * slope;
+    if (kind == 0) to_a_log[head] += d_value[place] * gate_at(kind, z, a_log[head]);
+  }
+  for (int column = 0; column < kColumns; ++column) EXPECT_NEAR(d_bias[column], to_bias[column], 1e-2);
+  for (int head = 0; head < kHeads; ++head) EXPECT_NEAR(d_a_log[head], to_a_log[head], 1e-2);
 }
 
 TEST(Fused, ARotationTurnsEveryPairByItsTokensAngleAndBack) {

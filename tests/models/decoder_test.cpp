@@ -2,6 +2,7 @@
 // blocks give the same gradients to the bit.
 #include "models/decoder.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -100,6 +101,31 @@ TEST_P(EveryMixer, RecomputedBlocksGiveTheSameGradientsToTheBit) {
   for (std::size_t i = 0; i < plain.size(); ++i) {
     ASSERT_TRUE(plain[i].defined()) << names[i].name;
     EXPECT_TRUE(at::equal(plain[i], recomputed[i])) << names[i].name;
+  }
+}
+
+TEST_P(EveryMixer, AGpuGivesTheLossAndTheGradientsOfTheCpu) {
+  if (!at::hasCUDA() || at::getNumGPUs() == 0) GTEST_SKIP() << "torch sees no GPU";
+  struct Run {
+    double loss;
+    std::vector<at::Tensor> gradients;
+  };
+  const auto run_on = [&](at::Device device) {
+    const Decoder decoder(
+        tiny_config("2x" + std::string(GetParam())),
+        {.device = device, .dtype = at::kFloat, .generator = at::detail::createCPUGenerator(1), .requires_grad = true});
+    const auto hidden = decoder.forward(random_ids({2, 75}), Sequences::rows(2, 75, device)).hidden;
+    const auto loss = decoder.loss(hidden, random_ids({2, 75}, 8)).mean;
+    loss.backward();
+    Run run{.loss = loss.item<double>(), .gradients = {}};
+    for (const auto& parameter : decoder.parameters().all()) run.gradients.push_back(parameter.value.grad().cpu());
+    return run;
+  };
+  const auto there = run_on(at::kCUDA), here = run_on(at::kCPU);
+  EXPECT_NEAR(there.loss, here.loss, 1e-4);
+  const auto names = model().parameters().all();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    EXPECT_LT(error_of(there.gradients[i], here.gradients[i]), 1e-3) << names[i].name;
   }
 }
 

@@ -12,15 +12,69 @@ namespace gka::kernels::cuda {
 /// Numbers that are read and written at a time.
 inline constexpr std::int64_t kFusedVector = 8;
 
-/// y = SiLU(gate) ⊙ up, `size` numbers each.
+/// y = SiLU(gate) ⊙ up, rows of `width` numbers each; those of gate and up, and of their gradients, begin every
+/// `stride` numbers, those of y one behind the other.
 struct SwiGlu {
-  std::int64_t size = 0;
+  std::int64_t rows = 0, width = 0, stride = 0;
   DType dtype = DType::float32;  // not float64
   const void* gate = nullptr;
   const void* up = nullptr;
 };
 void swiglu(const SwiGlu& s, void* y, const Device& device);
-void swiglu_backward(const SwiGlu& s, const void* d_y, void* d_gate, void* d_up, const Device& device);
+/// Writes y once more where it is given: that costs less than to keep it.
+struct SwiGluGradients {
+  const void* d_y = nullptr;
+  void* d_gate = nullptr;
+  void* d_up = nullptr;
+  void* y = nullptr;
+};
+void swiglu_backward(const SwiGlu& s, const SwiGluGradients& g, const Device& device);
+
+/// sum = x + y, normed = sum / √(mean(sum²) + eps) ⊙ weight over rows of `width` numbers, at most kMaxAddNorm. Without
+/// y the sum is x itself, and not written.
+inline constexpr std::int64_t kMaxAddNorm = 8192;
+struct AddNorm {
+  std::int64_t rows = 0, width = 0;
+  DType dtype = DType::float32;  // not float64
+  const void* x = nullptr;
+  const void* y = nullptr;
+  const float* weight = nullptr;
+  float eps = 0;
+};
+void add_norm(const AddNorm& a, void* sum, void* normed, const Device& device);
+/// `a.x` is the sum. d_x is the gradient of x and of y alike; d_sum may be left out.
+struct AddNormGradients {
+  const void* d_sum = nullptr;
+  const void* d_normed = nullptr;
+  void* d_x = nullptr;
+  float* d_weight = nullptr;
+};
+void add_norm_backward(const AddNorm& a, const AddNormGradients& g, const Device& device);
+
+/// GKA's gates of every token and head, from one projection of all of them: columns of kind 0 first, `heads` of each.
+enum class Gate : std::uint8_t {
+  log_decay,        // −exp(A_log) · softplus(z)
+  sigmoid,          // σ(z)
+  squared_sigmoid,  // (σ(z) + kAboveZero)²
+};
+inline constexpr float kAboveZero = 1e-6f;
+struct Gates {
+  std::int64_t tokens = 0;
+  int heads = 0, count = 0;         // count: of kinds
+  DType dtype = DType::float32;     // of the projection
+  const void* projected = nullptr;  // [tokens, count · heads]
+  struct Kind {
+    Gate gate = Gate::sigmoid;
+    const float* bias = nullptr;   // [heads], added to the projection; may be left out
+    const float* a_log = nullptr;  // [heads], for log_decay
+    float* value = nullptr;        // [tokens, heads]
+    const float* d_value = nullptr;
+  };
+  Kind kinds[3] = {};
+};
+void gates(const Gates& g, const Device& device);
+/// d_bias and d_a_log [count · heads]; the latter means nothing but for log_decay.
+void gates_backward(const Gates& g, void* d_projected, float* d_bias, float* d_a_log, const Device& device);
 
 /// Channel i of the first half of each of tokens × heads rows of 2 · half turns with channel i + half by an angle of
 /// its token's; sign −1 turns back.

@@ -10,33 +10,6 @@ namespace {
 
 inline constexpr std::int64_t kRunRows = 32;  // backward, by warps
 
-/// Up to kSize channels over a warp or, kWide, a block.
-template <bool kWide, int kSize_>
-struct Team {
-  static constexpr int kSize = kSize_;
-  static constexpr int kMembers = kWide ? kThreads : kLanes;
-  static constexpr int kTeams = kWide ? 1 : kWarps;  // of a block
-  static constexpr int kCount = kSize / kMembers;
-
-  __device__ static int member() { return kWide ? thread() : lane(); }
-  __device__ static std::int64_t index() { return kWide ? block() : block() * kWarps + warp(); }
-  __device__ static int channel(int i) { return i * kMembers + member(); }
-
-  template <typename T>
-  __device__ static T sum(T value) {
-    value = sum_lanes(value);
-    if constexpr (kWide) {
-      T* parts = reinterpret_cast<T*>(shared_memory());
-      sync();
-      if (lane() == 0) parts[warp()] = value;
-      sync();
-      value = 0;
-      for (int w = 0; w < kWarps; ++w) value += parts[w];
-    }
-    return value;
-  }
-};
-
 __device__ inline std::int64_t offset_of_row(const GatedRmsNorm& n, const View& view, std::int64_t row) {
   return offset(view, row / n.heads / n.tokens, row / n.heads % n.tokens, row % n.heads);
 }
@@ -138,22 +111,6 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-/// d_weight: kWarps warps share a channel's blocks, a lane per channel.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    sum_blocks(const __grid_constant__ GatedRmsNorm n, const View d_weight, const T* kept, std::int64_t kept_blocks) {
-  double* parts = reinterpret_cast<double*>(shared_memory());
-  const std::int64_t c = block() * kLanes + lane();
-  double total = 0;
-  for (std::int64_t b = warp(); c < n.dim && b < kept_blocks; b += kWarps) total += kept[b * n.dim + c];
-  parts[thread()] = total;
-  sync();
-  if (warp() > 0 || c >= n.dim) return;
-  total = 0;
-  for (int w = 0; w < kWarps; ++w) total += parts[w * kLanes + lane()];
-  write(d_weight, c, total);
-}
-
 // ---- Launches ---------------------------------------------------------------------------------------------------
 
 template <typename T, typename TeamOf>
@@ -161,12 +118,6 @@ void forward_as(const GatedRmsNorm& n, const View& y, const Device& device) {
   const std::int64_t rows = rows_of(n);
   launch(norm_rows<T, TeamOf>, (rows + TeamOf::kTeams - 1) / TeamOf::kTeams, kWarps * static_cast<int>(sizeof(T)),
          device.stream, n, y, rows);
-}
-
-template <typename T>
-void sum_weight(const GatedRmsNorm& n, const View& d_weight, const T* kept, std::int64_t blocks, const Device& device) {
-  const CurrentDevice current(device.index);
-  launch(sum_blocks<T>, (n.dim + kLanes - 1) / kLanes, kThreads * 8, device.stream, n, d_weight, kept, blocks);
 }
 
 template <typename T, typename TeamOf>
@@ -177,7 +128,7 @@ void backward_as(const GatedRmsNorm& n, const GatedRmsNormGradients& g, const De
   constexpr int kShared = TeamOf::kTeams * TeamOf::kSize * static_cast<int>(sizeof(T));
   if constexpr (kShared > 48 * 1024) resident_blocks(differentiate_rows<T, TeamOf>, kShared);  // allows it so much
   launch(differentiate_rows<T, TeamOf>, blocks, kShared, device.stream, n, g, rows, kept);
-  if (given(g.d_weight)) sum_weight(n, g.d_weight, static_cast<const T*>(kept), blocks, device);
+  if (given(g.d_weight)) sum_blocks(static_cast<const T*>(kept), blocks, n.dim, g.d_weight, device);
 }
 
 /// body(T{}, Team{}): the narrowest team that holds a row.
@@ -203,7 +154,7 @@ void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradien
       vectors::takes(norm, {&norm.x, &norm.gate, &gradients.d_y, &gradients.d_x, &gradients.d_gate})) {
     const float* kept = vectors::backward(norm, gradients, device);
     if (given(gradients.d_weight)) {
-      sum_weight(norm, gradients.d_weight, kept, vectors::blocks_of(norm, vectors::kRowsEach), device);
+      sum_blocks(kept, vectors::blocks_of(norm, vectors::kRowsEach), norm.dim, gradients.d_weight, device);
     }
     return;
   }

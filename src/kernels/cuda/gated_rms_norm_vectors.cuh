@@ -1,5 +1,5 @@
-// The gated RMS norm of short rows that lie one behind the other: a thread takes four neighbouring channels in one
-// load, and dim / 4 neighbouring lanes are a row. Where a row lies is then no question, and many rows are under way at
+// The gated RMS norm of short rows that lie one behind the other: a thread takes eight neighbouring channels in one
+// load, and dim / 8 neighbouring lanes are a row. Where a row lies is then no question, and many rows are under way at
 // once.
 #pragma once
 
@@ -9,9 +9,9 @@
 
 namespace gka::kernels::cuda::vectors {
 
-inline constexpr int kPart = 4;       // channels of a thread
-inline constexpr int kAtOnce = 4;     // rows of a thread, forward
-inline constexpr int kRowsEach = 32;  // rows of a thread, backward
+inline constexpr int kPart = 8;       // channels of a thread
+inline constexpr int kAtOnce = 2;     // rows of a thread, forward
+inline constexpr int kRowsEach = 16;  // rows of a thread, backward
 
 using Part = Numbers<kPart>;
 
@@ -30,21 +30,35 @@ __device__ inline Part weight_of(const GatedRmsNorm& n, int lanes) {
   return weight;
 }
 
+/// What multiplies a row: nothing, or an activation of a gate.
+enum class Gating { none, silu, sigmoid };
+
+template <DType kType, Gating kGating>
+__device__ __forceinline__ Activated<float> opened(float gate) {
+  if constexpr (kGating == Gating::none) {
+    return {1.0f, 0.0f};
+  } else {
+    return activated(kGating == Gating::silu ? Activation::silu : Activation::sigmoid, gate, sigmoid_as<kType>(gate));
+  }
+}
+
+template <DType kType>
 __device__ __forceinline__ float root_of(const GatedRmsNorm& n, const Part& x, int lanes) {
   float squares = 0;
 #pragma unroll
   for (int i = 0; i < kPart; ++i) squares += x.x[i] * x.x[i];
-  return 1.0f / sqrt(sum_row(squares, lanes) / static_cast<float>(n.dim) + static_cast<float>(n.eps));
+  const float mean = sum_row(squares, lanes) / static_cast<float>(n.dim);
+  return inverse_as<kType>(sqrt_as<kType>(mean + static_cast<float>(n.eps)));
 }
 
 /// 0 behind the end: such threads take part in sums all the same.
 template <DType kType>
 __device__ __forceinline__ Part read_part(const View& view, std::int64_t vector, std::int64_t count) {
-  if (vector >= count || !given(view)) return {};
+  if (vector >= count) return {};
   return read_vector<kType, kPart>(view.data, vector * kPart);
 }
 
-template <DType kType>
+template <DType kType, Gating kGating>
 __global__ void __launch_bounds__(kThreads)
     norm_rows(const __grid_constant__ GatedRmsNorm n, const View y, std::int64_t count, int lanes) {
   const Part weight = weight_of(n, lanes);
@@ -53,15 +67,15 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int a = 0; a < kAtOnce; ++a) {
     x[a] = read_part<kType>(n.x, first + a * kThreads, count);
-    gate[a] = read_part<kType>(n.gate, first + a * kThreads, count);
+    if constexpr (kGating != Gating::none) gate[a] = read_part<kType>(n.gate, first + a * kThreads, count);
   }
 #pragma unroll
   for (int a = 0; a < kAtOnce; ++a) {
-    const float root = root_of(n, x[a], lanes);
+    const float root = root_of<kType>(n, x[a], lanes);
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
       x[a].x[i] *= root * weight.x[i];
-      if (given(n.gate)) x[a].x[i] *= activate(n.activation, gate[a].x[i]).value;
+      if constexpr (kGating != Gating::none) x[a].x[i] *= opened<kType, kGating>(gate[a].x[i]).value;
     }
     const std::int64_t at = first + a * kThreads;
     if (at < count) write_vector<kType, kPart>(y.data, at * kPart, x[a]);
@@ -69,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// dx = r e − r³ mean(x ⊙ e) x with e = dy ⊙ w ⊙ act(gate). A block leaves its rows' sum for the weight in `kept`.
-template <DType kType>
+template <DType kType, Gating kGating>
 __global__ void __launch_bounds__(kThreads)
     differentiate_rows(const __grid_constant__ GatedRmsNorm n, const __grid_constant__ GatedRmsNormGradients g,
                        std::int64_t count, int lanes, float* kept) {
@@ -78,13 +92,14 @@ __global__ void __launch_bounds__(kThreads)
   for (int a = 0; a < kRowsEach; ++a) {
     const std::int64_t at = (block() * kRowsEach + a) * kThreads + thread();
     const Part x = read_part<kType>(n.x, at, count), d_y = read_part<kType>(g.d_y, at, count);
-    const Part gate = read_part<kType>(n.gate, at, count);
-    const float root = root_of(n, x, lanes);
+    Part gate{};
+    if constexpr (kGating != Gating::none) gate = read_part<kType>(n.gate, at, count);
+    const float root = root_of<kType>(n, x, lanes);
     Part e, d_gate, d_x;
     float along = 0;
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
-      const Activated<float> open = given(n.gate) ? activate(n.activation, gate.x[i]) : Activated<float>{1.0f, 0.0f};
+      const Activated<float> open = opened<kType, kGating>(gate.x[i]);
       const float normed = d_y.x[i] * x.x[i] * root;
       e.x[i] = d_y.x[i] * weight.x[i] * open.value;
       along += x.x[i] * e.x[i];
@@ -96,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kPart; ++i) d_x.x[i] = root * e.x[i] - bend * x.x[i];
     if (at >= count) continue;
     write_vector<kType, kPart>(g.d_x.data, at * kPart, d_x);
-    if (given(g.d_gate)) write_vector<kType, kPart>(g.d_gate.data, at * kPart, d_gate);
+    if (kGating != Gating::none && given(g.d_gate)) write_vector<kType, kPart>(g.d_gate.data, at * kPart, d_gate);
   }
   float* parts = reinterpret_cast<float*>(shared_memory());  // [kThreads][kPart]
 #pragma unroll
@@ -119,6 +134,7 @@ inline bool is_dense(const GatedRmsNorm& n, const View& view) {
 /// Whether a call is one of these; `views` are the arrays as large as x.
 inline bool takes(const GatedRmsNorm& n, std::initializer_list<const View*> views) {
   const std::int64_t lanes = n.dim / kPart;
+  if (n.x.dtype == DType::float64 || (given(n.gate) && n.activation == Activation::none)) return false;
   if (n.dim % kPart != 0 || lanes > kLanes || (lanes & (lanes - 1)) != 0) return false;
   for (const View* view : views) {
     if (given(*view) && (!is_dense(n, *view) || !in_vectors<kPart>(n.x.dtype, {view}))) return false;
@@ -132,10 +148,25 @@ inline std::int64_t blocks_of(const GatedRmsNorm& n, int rows_each) {
   return (vectors_of(n) + of_block - 1) / of_block;
 }
 
+template <Gating kGating_>
+struct GatingAs {
+  static constexpr Gating kGating = kGating_;
+};
+
+/// body(Storage, GatingAs): the code for a type and for the gate.
+template <typename Body>
+void with_gating(const GatedRmsNorm& n, Body&& body) {
+  with_vectors_of(n.x.dtype, [&](auto type) {
+    if (!given(n.gate)) return body(type, GatingAs<Gating::none>{});
+    if (n.activation == Activation::silu) return body(type, GatingAs<Gating::silu>{});
+    body(type, GatingAs<Gating::sigmoid>{});
+  });
+}
+
 inline void forward(const GatedRmsNorm& n, const View& y, const Device& device) {
   const CurrentDevice current(device.index);
-  with_vectors_of(n.x.dtype, [&](auto type) {
-    launch(norm_rows<decltype(type)::type>, blocks_of(n, kAtOnce), 0, device.stream, n, y, vectors_of(n),
+  with_gating(n, [&]<typename Type, typename As>(Type, As) {
+    launch(norm_rows<Type::type, As::kGating>, blocks_of(n, kAtOnce), 0, device.stream, n, y, vectors_of(n),
            static_cast<int>(n.dim / kPart));
   });
 }
@@ -145,8 +176,8 @@ inline const float* backward(const GatedRmsNorm& n, const GatedRmsNormGradients&
   const CurrentDevice current(device.index);
   const std::int64_t blocks = blocks_of(n, kRowsEach);
   float* kept = static_cast<float*>(device.allocate(static_cast<std::size_t>(blocks * n.dim) * sizeof(float) + 1));
-  with_vectors_of(n.x.dtype, [&](auto type) {
-    launch(differentiate_rows<decltype(type)::type>, blocks, kThreads * kPart * static_cast<int>(sizeof(float)),
+  with_gating(n, [&]<typename Type, typename As>(Type, As) {
+    launch(differentiate_rows<Type::type, As::kGating>, blocks, kThreads * kPart * static_cast<int>(sizeof(float)),
            device.stream, n, g, vectors_of(n), static_cast<int>(n.dim / kPart), kept);
   });
   return kept;

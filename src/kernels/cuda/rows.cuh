@@ -64,12 +64,67 @@ struct Activated {
   T slope;
 };
 
+/// From σ(z).
+template <typename T>
+__device__ __forceinline__ Activated<T> activated(Activation activation, T z, T sigmoid) {
+  const T rest = T{1} - sigmoid;
+  if (activation == Activation::sigmoid) return {sigmoid, sigmoid * rest};
+  return {z * sigmoid, sigmoid * (T{1} + z * rest)};
+}
 template <typename T>
 __device__ __forceinline__ Activated<T> activate(Activation activation, T z) {
   if (activation == Activation::none) return {z, T{1}};
-  const T sigmoid = T{1} / (T{1} + exp(-z)), rest = T{1} - sigmoid;
-  if (activation == Activation::sigmoid) return {sigmoid, sigmoid * rest};
-  return {z * sigmoid, sigmoid * (T{1} + z * rest)};
+  return activated<T>(activation, z, T{1} / (T{1} + exp(-z)));
+}
+
+/// Up to kSize channels over a warp or, kWide, a block.
+template <bool kWide, int kSize_>
+struct Team {
+  static constexpr int kSize = kSize_;
+  static constexpr int kMembers = kWide ? kThreads : kLanes;
+  static constexpr int kTeams = kWide ? 1 : kWarps;  // of a block
+  static constexpr int kCount = kSize / kMembers;
+
+  __device__ static int member() { return kWide ? thread() : lane(); }
+  __device__ static std::int64_t index() { return kWide ? block() : block() * kWarps + warp(); }
+  __device__ static int channel(int i) { return i * kMembers + member(); }
+
+  template <typename T>
+  __device__ static T sum(T value) {
+    value = sum_lanes(value);
+    if constexpr (kWide) {
+      T* parts = reinterpret_cast<T*>(shared_memory());
+      sync();
+      if (lane() == 0) parts[warp()] = value;
+      sync();
+      value = 0;
+      for (int w = 0; w < kWarps; ++w) value += parts[w];
+    }
+    return value;
+  }
+};
+
+/// total[c] = Σ_b kept[b][c]: kWarps warps share a channel's blocks, a lane per channel.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    sum_kept(const T* kept, std::int64_t blocks, std::int64_t channels, const View total) {
+  double* parts = reinterpret_cast<double*>(shared_memory());
+  const std::int64_t c = block() * kLanes + lane();
+  double sum = 0;
+  for (std::int64_t b = warp(); c < channels && b < blocks; b += kWarps) sum += kept[b * channels + c];
+  parts[thread()] = sum;
+  sync();
+  if (warp() > 0 || c >= channels) return;
+  sum = 0;
+  for (int w = 0; w < kWarps; ++w) sum += parts[w * kLanes + lane()];
+  write(total, c, sum);
+}
+
+/// What blocks have kept, [blocks, channels], added up in their order.
+template <typename T>
+void sum_blocks(const T* kept, std::int64_t blocks, std::int64_t channels, const View& total, const Device& device) {
+  const CurrentDevice current(device.index);
+  launch(sum_kept<T>, (channels + kLanes - 1) / kLanes, kThreads * 8, device.stream, kept, blocks, channels, total);
 }
 
 }  // namespace gka::kernels::cuda

@@ -1,6 +1,7 @@
-// The short convolution where it is plain: width 4, every row one sequence from its start, no states. Then a lane takes
-// four neighbouring channels in one load, and a window of inputs slides along in registers without a look at what a
-// token is. A warp walks a run of tokens of kLanes · 4 channels; the lanes of a head stand side by side.
+// The short convolution where it is plain: width 4, SiLU, every row one sequence from its start, no states. Then a lane
+// takes four neighbouring channels in one load, and the last four inputs lie in a ring of registers: token t in place t
+// mod 4, in a loop over four tokens a matter of names. A warp walks a run of tokens of kLanes · 4 channels; the lanes
+// of a head stand side by side.
 #pragma once
 
 #include "gka/block_kernels.h"
@@ -12,7 +13,6 @@ namespace gka::kernels::cuda::vectors {
 inline constexpr int kTaps = 4, kOwn = 4;       // channels of a lane
 inline constexpr int kGroup = kLanes * kOwn;    // channels of a warp
 inline constexpr std::int64_t kRunTokens = 64;  // of a warp
-inline constexpr int kSteps = 2;                // tokens whose loads are under way at a time
 inline constexpr int kPast = kTaps - 1;         // inputs before a token that it sees
 
 using Quad = Numbers<kOwn>;
@@ -41,12 +41,30 @@ __device__ inline Task task_of(const ShortConv& k, const Cut& cut, std::int64_t 
   return {run / cut.runs_per_row, begin, least(begin + kRunTokens, k.tokens), channel, channel < k.channels};
 }
 
-/// Numbers of a token of a row; 0 outside it.
+/// An array along a task's tokens, of which 0 is its first; numbers outside the row are 0.
 template <DType kType>
-__device__ __forceinline__ Quad read_token(const ShortConv& k, const View& view, const Task& task, std::int64_t token) {
-  if (!task.mine || token < 0 || token >= k.tokens) return {};
-  return read_vector<kType, kOwn>(view.data, offset(view, task.row, token, 0) + task.channel);
-}
+struct Line {
+  void* data;
+  std::int64_t first;
+  int stride;
+  int begin, end;  // tokens that are there
+
+  __device__ Line(const ShortConv& k, const View& view, const Task& task)
+      : data(view.data),
+        first(offset(view, task.row, task.begin, 0) + task.channel),
+        stride(static_cast<int>(view.token_stride)),
+        begin(task.begin > 0 ? -kPast : 0),
+        end(task.mine ? static_cast<int>(least(k.tokens - task.begin, 2 * kRunTokens)) : -kPast) {}
+
+  __device__ __forceinline__ Held<kType, kOwn> hold(int token) const {
+    if (token < begin || token >= end) return {};
+    return hold_vector<kType, kOwn>(data, first + token * stride);
+  }
+  __device__ __forceinline__ Quad read(int token) const { return let_go<kType, kOwn>(hold(token)); }
+  __device__ __forceinline__ void write(int token, const Quad& numbers) const {
+    write_vector<kType, kOwn>(data, first + token * stride, numbers);
+  }
+};
 
 struct Taps {
   float w[kOwn][kTaps];
@@ -62,106 +80,118 @@ struct Taps {
   }
 };
 
+/// Whether a token's channels are brought to unit length, and over how many lanes.
+enum class Heads { none, of_a_warp, of_some_lanes };
+
 /// The sum over the lanes of a head, the same in each.
+template <Heads kHeads>
 __device__ __forceinline__ float sum_head(float value, int head_lanes) {
-  for (int apart = head_lanes / 2; apart > 0; apart /= 2) value += from_lane(value, apart);
-  return value;
+  if constexpr (kHeads == Heads::of_a_warp) {
+    return sum_lanes(value);
+  } else {
+    for (int apart = head_lanes / 2; apart > 0; apart /= 2) value += from_lane(value, apart);
+    return value;
+  }
 }
 
-/// z = Σ_j w_j x_{t − 3 + j} of the token at `window[kPast]`.
-__device__ __forceinline__ Quad convolve(const Taps& taps, const Quad* window) {
+/// z = Σ_j w_j x_{t − 3 + j} of the token in place `at` of the ring.
+__device__ __forceinline__ Quad convolve(const Taps& taps, const Quad (&ring)[kTaps], int at) {
   Quad z;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     z.x[i] = 0;
 #pragma unroll
-    for (int j = 0; j < kTaps; ++j) z.x[i] += taps.w[i][j] * window[j].x[i];
+    for (int j = 0; j < kTaps; ++j) z.x[i] += taps.w[i][j] * ring[(at + 1 + j) % kTaps].x[i];
   }
   return z;
+}
+
+template <DType kType>
+__device__ __forceinline__ Activated<float> silu_as(float z) {
+  return activated(Activation::silu, z, sigmoid_as<kType>(z));
 }
 
 /// y = by · s over one head, and ds = by · dy − bend (s · dy) s.
 struct Scale {
   float by, bend;
 };
+template <DType kType>
 __device__ __forceinline__ Scale scale_of(const ShortConv& k, float squares) {
   if (k.l2_norm == L2Norm::rsqrt) {
-    const float by = 1.0f / sqrt(squares + static_cast<float>(k.eps));
+    const float by = inverse_as<kType>(sqrt_as<kType>(squares + static_cast<float>(k.eps)));
     return {by, by * by * by};
   }
-  const float length = sqrt(squares), by = 1.0f / (length + static_cast<float>(k.eps));
-  return {by, length > 0 ? by * by / length : 0.0f};
+  const float length = sqrt_as<kType>(squares), by = inverse_as<kType>(length + static_cast<float>(k.eps));
+  return {by, length > 0 ? by * by * inverse_as<kType>(length) : 0.0f};
 }
 
-template <DType kType>
-__global__ void __launch_bounds__(kThreads)
+template <DType kType, Heads kHeads>
+__global__ void __launch_bounds__(kThreads, 2)
     convolve_runs(const __grid_constant__ ShortConv k, const View y, const Cut cut) {
   const std::int64_t at = block() * kWarps + warp();
   if (at >= cut.runs * cut.groups) return;
   const Task task = task_of(k, cut, at / cut.groups, at % cut.groups);
   const Taps taps(k, task);
-  Quad window[kPast + kSteps];
+  const Line<kType> from(k, k.x, task), to(k, y, task);
+  const int count = static_cast<int>(task.end - task.begin);
+  Quad ring[kTaps];
 #pragma unroll
-  for (int j = 0; j < kPast; ++j) window[j] = read_token<kType>(k, k.x, task, task.begin - kPast + j);
+  for (int j = 1; j < kTaps; ++j) ring[j] = from.read(j - kTaps);
+  Held<kType, kOwn> ahead[kTaps];
 #pragma unroll
-  for (int a = 0; a < kSteps; ++a) window[kPast + a] = read_token<kType>(k, k.x, task, task.begin + a);
-  for (std::int64_t t = task.begin; t < task.end; t += kSteps) {
-    Quad next[kSteps];
+  for (int a = 0; a < kTaps; ++a) ahead[a] = from.hold(a);
+  for (int t = 0; t < count; t += kTaps) {
 #pragma unroll
-    for (int a = 0; a < kSteps; ++a) next[a] = read_token<kType>(k, k.x, task, t + kSteps + a);
-#pragma unroll
-    for (int a = 0; a < kSteps; ++a) {
-      Quad s = convolve(taps, window + a);
+    for (int a = 0; a < kTaps; ++a) {
+      ring[a] = let_go<kType, kOwn>(ahead[a]);
+      ahead[a] = from.hold(t + kTaps + a);
+      Quad s = convolve(taps, ring, a);
       float squares = 0;
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        s.x[i] = activate(k.activation, s.x[i]).value;
+        s.x[i] = silu_as<kType>(s.x[i]).value;
         squares += s.x[i] * s.x[i];
       }
-      if (cut.head_lanes > 0) {
-        const float by = scale_of(k, sum_head(squares, cut.head_lanes)).by;
+      if constexpr (kHeads != Heads::none) {
+        const float by = scale_of<kType>(k, sum_head<kHeads>(squares, cut.head_lanes)).by;
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) s.x[i] *= by;
       }
-      if (task.mine && t + a < task.end) {
-        write_vector<kType, kOwn>(y.data, offset(y, task.row, t + a, 0) + task.channel, s);
-      }
+      if (task.mine && t + a < count) to.write(t + a, s);
     }
-#pragma unroll
-    for (int j = 0; j < kPast; ++j) window[j] = window[j + kSteps];
-#pragma unroll
-    for (int a = 0; a < kSteps; ++a) window[kPast + a] = next[a];
   }
 }
 
-/// dz of the token at `window[kPast]`, from its dy.
-__device__ __forceinline__ Quad differentiate(const ShortConv& k, const Cut& cut, const Taps& taps, const Quad* window,
-                                              const Quad& d_y) {
-  const Quad z = convolve(taps, window);
+/// dz of the token in place `at` of the ring, from its dy.
+template <DType kType, Heads kHeads>
+__device__ __forceinline__ Quad differentiate(const ShortConv& k, const Cut& cut, const Taps& taps,
+                                              const Quad (&ring)[kTaps], int at, const Quad& d_y) {
+  const Quad z = convolve(taps, ring, at);
   Activated<float> s[kOwn];
-  float squares = 0, along = 0;
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    s[i] = activate(k.activation, z.x[i]);
-    squares += s[i].value * s[i].value;
-    along += s[i].value * d_y.x[i];
-  }
-  Scale scale{1, 0};
-  if (cut.head_lanes > 0) {
-    scale = scale_of(k, sum_head(squares, cut.head_lanes));
-    along = sum_head(along, cut.head_lanes);
-  }
   Quad d_z;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const float bent = scale.bend != 0 ? scale.bend * along * s[i].value : 0.0f;
-    d_z.x[i] = (scale.by * d_y.x[i] - bent) * s[i].slope;
+  for (int i = 0; i < kOwn; ++i) s[i] = silu_as<kType>(z.x[i]);
+  if constexpr (kHeads == Heads::none) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) d_z.x[i] = d_y.x[i] * s[i].slope;
+  } else {
+    float squares = 0, along = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      squares += s[i].value * s[i].value;
+      along += s[i].value * d_y.x[i];
+    }
+    const Scale scale = scale_of<kType>(k, sum_head<kHeads>(squares, cut.head_lanes));
+    along = sum_head<kHeads>(along, cut.head_lanes);
+    const float bend = scale.bend != 0 ? scale.bend * along : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) d_z.x[i] = (scale.by * d_y.x[i] - bend * s[i].value) * s[i].slope;
   }
   return d_z;
 }
 
 /// A block has kWarps runs of one group and leaves the sum of their taps' gradients, [kTaps][kGroup], in `kept`.
-template <DType kType>
+template <DType kType, Heads kHeads>
 __global__ void __launch_bounds__(kThreads)
     differentiate_runs(const __grid_constant__ ShortConv k, const __grid_constant__ ShortConvGradients g, const Cut cut,
                        float* kept) {
@@ -169,53 +199,41 @@ __global__ void __launch_bounds__(kThreads)
   Task task = task_of(k, cut, least(run, cut.runs - 1), block() % cut.groups);
   if (run >= cut.runs) task.end = task.begin;
   const Taps taps(k, task);
+  const Line<kType> from(k, k.x, task), above(k, g.d_y, task), to(k, g.d_x, task);
+  const int count = static_cast<int>(task.end - task.begin);
   float d_taps[kOwn][kTaps] = {};
-  Quad window[kPast + kSteps], slopes[kPast + kSteps] = {};  // x, and dz, of the same tokens
+  Quad ring[kTaps], slopes[kTaps] = {};  // x, and dz, of the same tokens
 #pragma unroll
-  for (int j = 0; j < kPast; ++j) window[j] = read_token<kType>(k, k.x, task, task.begin - kPast + j);
-  Quad d_y[kSteps];
+  for (int j = 1; j < kTaps; ++j) ring[j] = from.read(j - kTaps);
+  Held<kType, kOwn> ahead[kTaps], d_ahead[kTaps];
 #pragma unroll
-  for (int a = 0; a < kSteps; ++a) {
-    window[kPast + a] = read_token<kType>(k, k.x, task, task.begin + a);
-    d_y[a] = read_token<kType>(k, g.d_y, task, task.begin + a);
+  for (int a = 0; a < kTaps; ++a) {
+    ahead[a] = from.hold(a);
+    d_ahead[a] = above.hold(a);
   }
   // An input is complete kPast tokens later, so a run goes that far beyond its end.
-  const std::int64_t last = task.end > task.begin ? task.end + kPast : task.begin;
-  for (std::int64_t t = task.begin; t < last; t += kSteps) {
-    Quad next[kSteps], d_next[kSteps];
+  const int last = count > 0 ? count + kPast : 0;
+  for (int t = 0; t < last; t += kTaps) {
 #pragma unroll
-    for (int a = 0; a < kSteps; ++a) {
-      next[a] = read_token<kType>(k, k.x, task, t + kSteps + a);
-      d_next[a] = read_token<kType>(k, g.d_y, task, t + kSteps + a);
-    }
-#pragma unroll
-    for (int a = 0; a < kSteps; ++a) {
-      slopes[kPast + a] = differentiate(k, cut, taps, window + a, d_y[a]);
+    for (int a = 0; a < kTaps; ++a) {
+      ring[a] = let_go<kType, kOwn>(ahead[a]);
+      const Quad d_y = let_go<kType, kOwn>(d_ahead[a]);
+      ahead[a] = from.hold(t + kTaps + a);
+      d_ahead[a] = above.hold(t + kTaps + a);
+      slopes[a] = differentiate<kType, kHeads>(k, cut, taps, ring, a, d_y);
       Quad d_x;
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         d_x.x[i] = 0;
-        const float d_z = t + a < task.end ? slopes[kPast + a].x[i] : 0.0f;
+        const float d_z = t + a < count ? slopes[a].x[i] : 0.0f;
 #pragma unroll
         for (int j = 0; j < kTaps; ++j) {
-          d_x.x[i] += taps.w[i][kTaps - 1 - j] * slopes[a + j].x[i];
-          d_taps[i][j] += d_z * window[a + j].x[i];
+          d_x.x[i] += taps.w[i][kTaps - 1 - j] * slopes[(a + 1 + j) % kTaps].x[i];
+          d_taps[i][j] += d_z * ring[(a + 1 + j) % kTaps].x[i];
         }
       }
-      const std::int64_t done = t + a - kPast;
-      if (task.mine && done >= task.begin && done < task.end) {
-        write_vector<kType, kOwn>(g.d_x.data, offset(g.d_x, task.row, done, 0) + task.channel, d_x);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kPast; ++j) {
-      window[j] = window[j + kSteps];
-      slopes[j] = slopes[j + kSteps];
-    }
-#pragma unroll
-    for (int a = 0; a < kSteps; ++a) {
-      window[kPast + a] = next[a];
-      d_y[a] = d_next[a];
+      const int done = t + a - kPast;
+      if (task.mine && done >= 0 && done < count) to.write(done, d_x);
     }
   }
   float* parts = reinterpret_cast<float*>(shared_memory());  // [kWarps][kTaps][kGroup]
@@ -255,15 +273,33 @@ inline bool takes(const ShortConv& k, std::initializer_list<const View*> views) 
   const std::int64_t head_lanes = k.head_dim / kOwn;
   const bool whole_heads = k.l2_norm == L2Norm::none ||
                            (k.head_dim % kOwn == 0 && head_lanes <= kLanes && (head_lanes & (head_lanes - 1)) == 0);
-  return k.width == kTaps && k.channels % kOwn == 0 && k.cu_seqlens == nullptr && !given(k.bias) &&
-         !given(k.initial_state) && whole_heads && in_vectors<kOwn>(k.x.dtype, views);
+  for (const View* view : views) {  // a run's numbers are counted in 32 bits
+    if (view->token_stride > (std::int64_t{1} << 23)) return false;
+  }
+  return k.width == kTaps && k.activation == Activation::silu && k.channels % kOwn == 0 && k.cu_seqlens == nullptr &&
+         !given(k.bias) && !given(k.initial_state) && whole_heads && in_vectors<kOwn>(k.x.dtype, views);
+}
+
+template <Heads kHeads_>
+struct HeadsAs {
+  static constexpr Heads kHeads = kHeads_;
+};
+
+/// body(Storage, HeadsAs): the code for a type and for the heads.
+template <typename Body>
+void with_heads(const ShortConv& k, const Cut& cut, Body&& body) {
+  with_vectors_of(k.x.dtype, [&](auto type) {
+    if (cut.head_lanes == 0) return body(type, HeadsAs<Heads::none>{});
+    if (cut.head_lanes == kLanes) return body(type, HeadsAs<Heads::of_a_warp>{});
+    body(type, HeadsAs<Heads::of_some_lanes>{});
+  });
 }
 
 inline void forward(const ShortConv& k, const View& y, const Device& device) {
   const CurrentDevice current(device.index);
   const Cut cut = cut_of(k);
-  with_vectors_of(k.x.dtype, [&](auto type) {
-    launch(convolve_runs<decltype(type)::type>, (cut.runs * cut.groups + kWarps - 1) / kWarps, 0, device.stream, k, y,
+  with_heads(k, cut, [&]<typename Type, typename As>(Type, As) {
+    launch(convolve_runs<Type::type, As::kHeads>, (cut.runs * cut.groups + kWarps - 1) / kWarps, 0, device.stream, k, y,
            cut);
   });
 }
@@ -274,8 +310,8 @@ inline void backward(const ShortConv& k, const ShortConvGradients& g, const Devi
   const std::int64_t blocks_per_group = (cut.runs + kWarps - 1) / kWarps, blocks = blocks_per_group * cut.groups;
   constexpr int kKept = kTaps * kGroup * static_cast<int>(sizeof(float));
   float* kept = static_cast<float*>(device.allocate(static_cast<std::size_t>(blocks * kKept)));
-  with_vectors_of(k.x.dtype, [&](auto type) {
-    launch(differentiate_runs<decltype(type)::type>, blocks, kWarps * kKept, device.stream, k, g, cut, kept);
+  with_heads(k, cut, [&]<typename Type, typename As>(Type, As) {
+    launch(differentiate_runs<Type::type, As::kHeads>, blocks, kWarps * kKept, device.stream, k, g, cut, kept);
   });
   if (!given(g.d_weight)) return;
   launch(sum_taps, (k.channels * kTaps + kLanes - 1) / kLanes, kThreads * 8, device.stream, k, g.d_weight, cut,

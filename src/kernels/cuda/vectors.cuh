@@ -21,11 +21,85 @@ struct alignas(2 * kN) Words {
   std::uint32_t x[kN / 2];
 };
 
+/// float16 or bfloat16 as they lie in memory, and back.
+template <DType kType, int kN>
+__device__ __forceinline__ Numbers<kN> unpack(const Words<kN>& words) {
+  Numbers<kN> numbers;
+#pragma unroll
+  for (int i = 0; i < kN; ++i) {
+    const std::uint16_t half = static_cast<std::uint16_t>(words.x[i / 2] >> (i % 2 * 16));
+    numbers.x[i] = read_as<float, kType>(&half, 0);
+  }
+  return numbers;
+}
+template <DType kType, int kN>
+__device__ __forceinline__ Words<kN> pack(const Numbers<kN>& numbers) {
+  Words<kN> words;
+#pragma unroll
+  for (int i = 0; i < kN; i += 2) {
+    if constexpr (kType == DType::bfloat16) {
+      words.x[i / 2] = two_bfloat16(numbers.x[i], numbers.x[i + 1]);
+    } else {
+      words.x[i / 2] = float_to_half(numbers.x[i]) | static_cast<std::uint32_t>(float_to_half(numbers.x[i + 1])) << 16;
+    }
+  }
+  return words;
+}
+
+/// What memory of a type keeps of the numbers.
+template <DType kType, int kN>
+__device__ __forceinline__ Numbers<kN> rounded(const Numbers<kN>& numbers) {
+  if constexpr (kType == DType::float32) {
+    return numbers;
+  } else {
+    return unpack<kType>(pack<kType>(numbers));
+  }
+}
+
+/// kN numbers as a thread holds those that it will need later: 16-bit ones take half the registers.
+template <DType kType, int kN>
+struct HeldAs {
+  using type = Words<kN>;
+};
+template <int kN>
+struct HeldAs<DType::float32, kN> {
+  using type = Numbers<kN>;
+};
+template <DType kType, int kN>
+using Held = typename HeldAs<kType, kN>::type;
+
+template <DType kType, int kN>
+__device__ __forceinline__ Numbers<kN> let_go(const Held<kType, kN>& held) {
+  if constexpr (kType == DType::float32) {
+    return held;
+  } else {
+    return unpack<kType>(held);
+  }
+}
+
+/// Functions as exact as the type that their results end in.
+template <DType kType>
+__device__ __forceinline__ float inverse_as(float x) {
+  return kType == DType::float32 ? 1.0f / x : quick_inverse(x);
+}
+template <DType kType>
+__device__ __forceinline__ float sqrt_as(float x) {
+  return kType == DType::float32 ? sqrt(x) : quick_sqrt(x);
+}
+template <DType kType>
+__device__ __forceinline__ float exp_as(float x) {
+  return kType == DType::float32 ? exp(x) : quick_exp(x);
+}
+template <DType kType>
+__device__ __forceinline__ float sigmoid_as(float z) {
+  return inverse_as<kType>(1.0f + exp_as<kType>(-z));
+}
+
 /// `at` is a multiple of kN, and the data aligned to so many numbers (float32: to 16 bytes).
 template <DType kType, int kN>
-__device__ __forceinline__ Numbers<kN> read_vector(const void* data, std::int64_t at) {
-  Numbers<kN> numbers;
+__device__ __forceinline__ Held<kType, kN> hold_vector(const void* data, std::int64_t at) {
   if constexpr (kType == DType::float32) {
+    Numbers<kN> numbers;
     const float* from = static_cast<const float*>(data) + at;
 #pragma unroll
     for (int v = 0; v < kN; v += kVector) {
@@ -33,15 +107,14 @@ __device__ __forceinline__ Numbers<kN> read_vector(const void* data, std::int64_
 #pragma unroll
       for (int i = 0; i < kVector; ++i) numbers.x[v + i] = part.x[i];
     }
+    return numbers;
   } else {
-    const auto words = *reinterpret_cast<const Words<kN>*>(static_cast<const std::uint16_t*>(data) + at);
-#pragma unroll
-    for (int i = 0; i < kN; ++i) {
-      const std::uint16_t half = static_cast<std::uint16_t>(words.x[i / 2] >> (i % 2 * 16));
-      numbers.x[i] = read_as<float, kType>(&half, 0);
-    }
+    return *reinterpret_cast<const Words<kN>*>(static_cast<const std::uint16_t*>(data) + at);
   }
-  return numbers;
+}
+template <DType kType, int kN>
+__device__ __forceinline__ Numbers<kN> read_vector(const void* data, std::int64_t at) {
+  return let_go<kType, kN>(hold_vector<kType, kN>(data, at));
 }
 
 template <DType kType, int kN>
@@ -56,14 +129,7 @@ __device__ __forceinline__ void write_vector(void* data, std::int64_t at, const 
       store(to + v, part);
     }
   } else {
-    Words<kN> words{};
-#pragma unroll
-    for (int i = 0; i < kN; ++i) {
-      std::uint16_t half = 0;
-      write(View{.data = &half, .dtype = kType}, 0, numbers.x[i]);
-      words.x[i / 2] |= static_cast<std::uint32_t>(half) << (i % 2 * 16);
-    }
-    *reinterpret_cast<Words<kN>*>(static_cast<std::uint16_t*>(data) + at) = words;
+    *reinterpret_cast<Words<kN>*>(static_cast<std::uint16_t*>(data) + at) = pack<kType>(numbers);
   }
 }
 
