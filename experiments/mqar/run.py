@@ -173,7 +173,7 @@ class Sweep:
         for line in self.file.read_text().splitlines():
             result = json.loads(line)
             other_size = (result["tokens"], result["pairs"]) not in self.options.sizes
-            same = result["recipe"] == recipe(self.options, result.get("long", False))
+            same = result["recipe"] == recipe(self.options, result["long"])
             if self.options.draw or other_size or same:
                 self.results[result["name"]] = result
             else:
@@ -338,7 +338,7 @@ def summarise(results: list[dict], out: Path) -> None:
     summary = []
     for (layer, width, tokens, pairs), runs in sorted(cells.items(), key=lambda c: (c[0][2], c[0][3], c[0][1])):
         chosen = best([r for r in runs if r["seed"] == 0] or runs)  # of those there are so far
-        alike = [r for r in runs if (r["rate"], r.get("long")) == (chosen["rate"], chosen.get("long"))]
+        alike = [r for r in runs if (r["rate"], r["long"]) == (chosen["rate"], chosen["long"])]
         at_best = sorted(r["accuracy"] for r in alike)
         summary.append(
             {
@@ -347,7 +347,7 @@ def summarise(results: list[dict], out: Path) -> None:
                 "tokens": tokens,
                 "pairs": pairs,
                 "rate": chosen["rate"],
-                "long": chosen.get("long", False),
+                "long": chosen["long"],
                 "seeds": len(at_best),
                 "mean": sum(at_best) / len(at_best),
                 "low": at_best[0],

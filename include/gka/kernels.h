@@ -93,8 +93,8 @@ constexpr DType state_dtype(const Problem& p) { return p.q.dtype == DType::float
 struct Saved {
   void* x = nullptr;       // [batch, tokens, heads, key_dim], accumulation type; not for Part::memory
   double* norm = nullptr;  // [batch, tokens, heads]; not for Part::memory
-  void* h = nullptr;       // [max_segments(problem), heads, key_dim, key_dim]; not for Part::memory
-  void* u = nullptr;       // [max_segments(problem), heads, key_dim, value_dim]; not for Part::solve
+  void* h = nullptr;       // [saved_segments(problem), heads, key_dim, key_dim]; not for Part::memory
+  void* u = nullptr;       // [saved_segments(problem), heads, key_dim, value_dim]; not for Part::solve
 };
 
 /// Per-token diagnostics, each contiguous float64 [batch, tokens, heads] (x: [batch, tokens, heads, key_dim]), each
@@ -153,6 +153,12 @@ inline constexpr std::int64_t kSegment = 128;
 /// How many segments a problem can have at most, from its sizes alone (not from the values of cu_seqlens).
 constexpr std::int64_t max_segments(bool packed, std::int64_t batch, std::int64_t tokens, std::int64_t sequences) {
   return packed ? tokens / kSegment + sequences : batch * ((tokens + kSegment - 1) / kSegment);
+}
+/// For how many of them Saved has room: that many, and a few in which a backend keeps what it has to know of the
+/// others.
+constexpr std::int64_t saved_segments(bool packed, std::int64_t batch, std::int64_t tokens, std::int64_t sequences) {
+  const std::int64_t segments = max_segments(packed, batch, tokens, sequences);
+  return segments + 1 + segments / 2048;
 }
 
 /// Where a backend's parallel work runs. `run(n, body)` calls body(0) … body(n − 1), each once, possibly at the same

@@ -4,6 +4,8 @@
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDAException.h>
+#include <cuda_runtime_api.h>
 #else
 #include <stdexcept>
 #endif
@@ -18,6 +20,8 @@ struct Recorder::Parts {
   static c10::Stream own_stream(at::Device device) {
     const c10::impl::VirtualGuardImpl backend(device.type());
     backend.synchronizeDevice(device.index());  // what was begun on the default stream
+    // Such runs are many to a machine: one that waits for its step must not keep a core from the others.
+    C10_CUDA_CHECK(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
     return backend.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
   }
 

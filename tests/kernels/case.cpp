@@ -431,7 +431,7 @@ OwnedOutputs Case::outputs(DType dtype) const {
   const CaseSpec& s = spec_;
   const Problem& p = problem_;
   const DType state = state_dtype(p);
-  const auto segments = max_segments(p.cu_seqlens != nullptr, p.batch, p.tokens, p.sequences);
+  const auto segments = saved_segments(p.cu_seqlens != nullptr, p.batch, p.tokens, p.sequences);
   const auto per_token = [&](std::int64_t channels) {
     return Array(DType::float64, {s.batch, s.tokens, s.heads, channels});
   };

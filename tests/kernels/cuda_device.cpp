@@ -57,7 +57,7 @@ class Mirror {
 
   Saved saved(const Saved& host) {
     const auto segments =
-        max_segments(problem_.cu_seqlens != nullptr, problem_.batch, problem_.tokens, problem_.sequences);
+        saved_segments(problem_.cu_seqlens != nullptr, problem_.batch, problem_.tokens, problem_.sequences);
     const std::int64_t rows = segments * heads_ * problem_.key_dim * state_bytes_;
     return {.x = both(host.x, per_token() * problem_.key_dim * state_bytes_),
             .norm = both(host.norm, per_token() * 8),

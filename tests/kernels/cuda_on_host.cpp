@@ -10,23 +10,17 @@
 #include "kernels/cuda_support.h"
 
 namespace gka::kernels::test {
-namespace {
 
-template <typename Body>
-void with_device(Body&& body) {
-  with_scratch<cuda_on_host::Device>(body);
-}
-
-}  // namespace
+using cuda_on_host::Device;
 
 void CudaOnHost::forward(const Problem& problem, const Outputs& outputs) {
-  with_device([&](const auto& device) { cuda_on_host::plain::forward(problem, outputs, device); });
+  with_scratch<Device>([&](const Device& device) { cuda_on_host::plain::forward(problem, outputs, device); });
 }
 void CudaOnHost::backward(const Problem& problem, const Saved& saved, const Gradients& gradients) {
-  with_device([&](const auto& device) { cuda_on_host::plain::backward(problem, saved, gradients, device); });
+  with_scratch<Device>([&](const Device& device) { cuda_on_host::plain::backward(problem, saved, gradients, device); });
 }
 void CudaOnHost::step(const Step& step) {
-  with_device([&](const auto& device) { cuda_on_host::step(step, device); });
+  with_scratch<Device>([&](const Device& device) { cuda_on_host::step(step, device); });
 }
 
 }  // namespace gka::kernels::test

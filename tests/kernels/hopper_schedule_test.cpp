@@ -1,5 +1,5 @@
 // The Hopper solve's table of Chebyshev steps: walked as the kernel walks it, on one eigenvalue at a time, it gives the
-// iterate of the plain recurrence, whether or not there is a residual on the way.
+// iterate of the plain recurrence, whether or not there are residuals on the way.
 #include "kernels/cuda/hopper/schedule.h"
 
 #include <gtest/gtest.h>
@@ -23,23 +23,24 @@ double chebyshev(double mu, double ridge, int steps) {
   return now;
 }
 
-/// The same by the table, with the kernel's two iterates over g and its restart on the residual, in float64.
+/// The same by the table, with the kernel's two iterates over g and its restarts on residuals, in float64.
 double by_table(const Schedule& s, double mu) {
   const double h = s.pace * mu;
-  double now = s.first % 2 == 0 ? s.start : 0, before = 0, b = 1, sum = 0;
-  int i = s.first % 2 == 0 ? 1 : 0, last = s.first;
-  while (true) {
-    for (; i <= last; ++i) {
+  double now = s.last[0] % 2 == 0 ? s.start : 0, before = 0, b = 1, sum = 0;
+  int i = s.last[0] % 2 == 0 ? 1 : 0;
+  for (int stage = 0;; ++stage) {
+    EXPECT_EQ((s.last[stage] - i + 1) % 2, 0) << "steps are taken two by two";
+    for (; i <= s.last[stage]; ++i) {
       const double next = h * now + s.a[i] * now + s.b[i] * before + s.q[i] * b;
       before = now, now = next;
     }
-    if (last == s.last) return sum + s.grown_last * now;
-    const double residual = s.residual * (h * now + s.ridge * now - s.inverse_grown_first * b);
-    const double error_before = s.grown_before * before - s.grown_first * now;
-    sum = s.grown_first * now;
-    now = s.e_weight * error_before + s.r_weight * residual;
-    before = 0, b = residual;
-    i = s.first + 2, last = s.last;
+    if (stage == s.stages - 1) return sum + s.grown_last * now;
+    const auto& at = s.residual[stage];
+    const double error_before = at.grown_before * before - at.grown * now;
+    sum += at.grown * now;
+    b = -s.inverse_pace * (h * sum + s.ridge * sum - s.pace);
+    now = at.e_weight * error_before + at.r_weight * b, before = 0;
+    i = s.last[stage] + 2;
   }
 }
 
@@ -52,14 +53,16 @@ TEST_P(HopperSchedule, IsChebyshev) {
       const auto schedules = cuda::hopper::make_schedules(ridge, iterations, refine);
       EXPECT_EQ(schedules.may_refine, refine && iterations >= cuda::hopper::kBudget);
       for (const Schedule& s : schedules.of) {
-        EXPECT_LE(s.last, iterations);
+        const int steps = s.last[s.stages - 1];
+        EXPECT_LE(steps, iterations);
         for (double mu = 0; mu <= 1; mu += 0.0625) {
-          const double want = chebyshev(mu, ridge, s.last);
+          const double want = chebyshev(mu, ridge, steps);
           EXPECT_NEAR(by_table(s, mu), want, 2e-5 * std::abs(want))
-              << "mu " << mu << ", iterations " << iterations << ", refined " << s.refined;
+              << "mu " << mu << ", iterations " << iterations << ", stages " << s.stages;
         }
       }
-      EXPECT_EQ(schedules.of[1].last, iterations);  // what is refined gets the whole budget
+      const Schedule& whole = schedules.of[1];  // what is refined gets the whole budget
+      EXPECT_EQ(whole.last[whole.stages - 1], iterations);
     }
   }
 }

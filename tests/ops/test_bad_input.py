@@ -374,7 +374,7 @@ def test_the_inner_backward_checks_what_it_is_given():
     for saved, sentence in (
         ((None, norm, h, u, o), "x takes a tensor [B, T, H, D], got none"),
         ((x[:, 1:], norm, h, u, o), "x takes shape [B, T, H, D] = [2, 9, 2, 8], got [2, 8, 2, 8]"),
-        ((x, norm, h[1:], u, o), "h_segments takes shape [S, H, D, D] = [2, 2, 8, 8], got [1, 2, 8, 8]"),
+        ((x, norm, h[1:], u, o), "h_segments takes shape [S, H, D, D] = [3, 2, 8, 8], got [2, 2, 8, 8]"),
         ((x, norm, h, u, o[..., 1:]), "d_o takes shape [B, T, H, V] = [2, 9, 2, 6], got [2, 9, 2, 5]"),
     ):
         with pytest.raises((ValueError, TypeError), match=re.escape(f"gated_kalmanet_backward: {sentence}")):

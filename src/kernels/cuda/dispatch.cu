@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/plain.h"
+#include "kernels/cuda/segments.cuh"
 
 #ifdef GKA_HAS_HOPPER
 #include "kernels/cuda/hopper/hopper.h"
@@ -50,8 +50,10 @@ std::string why_never(int device) {
 
 #ifdef GKA_HAS_HOPPER
 
-std::string why_not_hopper(const Problem& problem, int device) {
-  if (std::string never = why_never(device); !never.empty()) return never;
+namespace {
+
+/// Why they do not take a problem, wherever it runs.
+std::string why_not_this(const Problem& problem) {
   // The gradient of the steps that were taken needs their schedule, which is not the plain path's.
   if (problem.options.gradient != Gradient::implicit) return "the Hopper kernels have the implicit gradient only";
   if (problem.options.refine && problem.options.iterations < kFewest) {
@@ -62,22 +64,63 @@ std::string why_not_hopper(const Problem& problem, int device) {
   return reason != nullptr ? reason : "";
 }
 
+/// Whether Saved holds tiles. Problem and device alone decide, so that either backward pass may follow either forward
+/// pass.
+bool saves_tiles(const Problem& problem, int device) {
+  return hopper::runs_on(device) && why_not_this(problem).empty() && hopper::keeps_tiles(problem);
+}
+
+/// Saved with room for H and U as the plain path has them, in scratch.
+Saved plain_saved(const Problem& problem, Saved saved, const Device& device) {
+  const std::int64_t rows = segments_of(problem) * problem.heads * problem.key_dim;
+  saved.h = allocate<float>(device, rows * problem.key_dim);
+  saved.u = allocate<float>(device, rows * problem.value_dim);
+  return saved;
+}
+
+void plain_forward(const Problem& problem, const Outputs& outputs, const Device& device) {
+  if (outputs.saved.h == nullptr || !saves_tiles(problem, device.index)) {
+    return plain::forward(problem, outputs, device);
+  }
+  Outputs own = outputs;
+  own.saved = plain_saved(problem, outputs.saved, device);
+  plain::forward(problem, own, device);
+  hopper::save_tiles(problem, own.saved, outputs.saved, device);
+}
+
+void plain_backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device) {
+  if (!saves_tiles(problem, device.index)) return plain::backward(problem, saved, gradients, device);
+  const Saved own = plain_saved(problem, saved, device);
+  hopper::restore_states(problem, saved, own, device);
+  plain::backward(problem, own, gradients, device);
+}
+
+}  // namespace
+
+std::string why_not_hopper(const Problem& problem, int device) {
+  std::string never = why_never(device);
+  return !never.empty() ? never : why_not_this(problem);
+}
+
 bool hopper_takes_backward(const Problem& problem) {
   Gradients gradients;
   gradients.d_o.dtype = problem.q.dtype;
-  return hopper::takes_backward(problem, gradients);
+  return hopper::takes_backward(problem, gradients) || hopper::takes_backward_in_blocks(problem, gradients);
 }
 
 void forward(const Problem& problem, const Outputs& outputs, const Device& device) {
   const Report& r = outputs.report;
   const bool reports = r.norm || r.ridge || r.residual || r.true_residual || r.variance || r.x;
   const bool fast = !reports && outputs.o.dtype != DType::float64 && why_not_hopper(problem, device.index).empty();
-  (fast ? hopper::forward : plain::forward)(problem, outputs, device);
+  (fast ? hopper::forward : plain_forward)(problem, outputs, device);
 }
 
 void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device) {
-  const bool fast = why_not_hopper(problem, device.index).empty() && hopper::takes_backward(problem, gradients);
-  (fast ? hopper::backward : plain::backward)(problem, saved, gradients, device);
+  const bool fast = why_not_hopper(problem, device.index).empty();
+  const auto run = fast && hopper::takes_backward(problem, gradients)             ? hopper::backward
+                   : fast && hopper::takes_backward_in_blocks(problem, gradients) ? hopper::backward_in_blocks
+                                                                                  : plain_backward;
+  run(problem, saved, gradients, device);
 }
 
 #else

@@ -1,5 +1,5 @@
-// Backward: H at the start of every chunk once more, from the states that the forward pass saved; the solve's
-// right-hand side; the same solve as forward; the gradients.
+// Backward: H and U at the start of every chunk, as the forward pass left them or once more from states of segments;
+// the solve's right-hand side; the same solve as forward; the gradients.
 #include "kernels/cuda/hopper/backward_passes.cuh"
 #include "kernels/cuda/hopper/forward.cuh"
 #include "kernels/cuda/hopper/hopper.h"
@@ -7,31 +7,54 @@
 namespace gka::kernels::cuda::hopper {
 namespace {
 
-template <typename Shape>
-void run_as(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {
-  const Cut cut = start_cut(p, 1, device);
-  const KeyStates h = room_for_states(p, device, 1, 1), u = room_for_states(p, device, 1, 1);
+/// H and U at the start of every chunk, from float32 states at the start of segments.
+Cut spread(const Problem& p, const Saved& saved, const KeptStates& to, const Device& device) {
+  const auto [cut, fades] = start_pass(p, 1, device);
   const int dim = static_cast<int>(p.key_dim), values = static_cast<int>(p.value_dim);
-  const Walk call{.fades = start_fades(p, cut.plan, device),
-                  .h = {.states = static_cast<float*>(saved.h), .rows = dim, .columns = dim, .spread = h},
-                  .u = {.states = static_cast<float*>(saved.u), .rows = dim, .columns = values, .spread = u},
+  const Walk call{.fades = fades,
+                  .h = {.states = static_cast<float*>(saved.h), .rows = dim, .columns = dim, .spread = to.h},
+                  .u = {.states = static_cast<float*>(saved.u), .rows = dim, .columns = values, .spread = to.u},
                   .whole_k = whole_units(p.k, p.key_dim),
                   .whole_v = whole_units(p.v, p.value_dim)};
   start_walk<true>(p, cut, call, device);
-  const auto given = [](const KeyStates& states) {
-    return passes::GivenStates{reinterpret_cast<const std::uint16_t*>(states.tiles), states.norm, states.parts};
+  return cut;
+}
+
+/// float32 states at the start of segments, from tiles at the start of chunks.
+__global__ void __launch_bounds__(256)
+    unpack_states(KeyStates tiles, std::int64_t segments, std::int64_t heads, float* to) {
+  constexpr int kNumbers = kDim * kWidth;
+  for (std::int64_t i = block() * 256 + thread(); i < segments * heads * kNumbers; i += blocks() * 256) {
+    const std::int64_t state = i / kNumbers, at = state / heads * 2 * heads + state % heads;
+    const int row = static_cast<int>(i % kNumbers / kWidth), column = static_cast<int>(i % kWidth);
+    to[i] = __half2float(tiles.tile(at, kDim)[passes::Tile::place(kDim, row, column)]) * tiles.norm[at];
+  }
+}
+
+template <typename Shape>
+void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& out, const Device& device) {
+  const KeptStates states = tiles ? kept_states(p, saved)
+                                  : KeptStates{.h = room_for_states(p, device, 1), .u = room_for_states(p, device, 1)};
+  const Cut cut = tiles ? start_cut(p, 1, device) : spread(p, saved, states, device);
+  const auto given = [](const KeyStates& of) {
+    return passes::GivenStates{reinterpret_cast<const std::uint16_t*>(of.tiles), of.norm, 1};
   };
   passes::Scratch scratch{};
-  scratch.h = given(h);
-  scratch.u = given(u);
-  passes::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](float* right, float* y) {
+  scratch.h = given(states.h);
+  scratch.u = given(states.u);
+  scratch.trace = states.h.trace;
+  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine);
+  scratch.solve = {.pace = schedules.of[0].pace,
+                   .headroom = schedules.of[0].headroom,
+                   .least_spread = schedules.may_refine ? schedules.least_spread : 0,
+                   .float32 = false};
+  passes::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](float* right, float* y, char* packages) {
     const View rhs{.data = right,
                    .dtype = DType::float32,
                    .batch_stride = p.tokens * p.heads * p.key_dim,
                    .token_stride = p.heads * p.key_dim,
                    .head_stride = p.key_dim};
-    start_solve(p, cut.plan, h, {.rhs = rhs, .x = y, .norm = saved.norm, .norms_given = true, .normalise = true},
-                device);
+    start_solve(p, cut.plan, states.h, {.rhs = rhs, .x = y}, device, packages);
   });
 }
 
@@ -42,7 +65,32 @@ bool all_whole(const Problem& p, const Gradients& g) {
   return true;
 }
 
+void run(const Problem& p, const Saved& saved, bool tiles, const Gradients& out, const Device& device) {
+  const CurrentDevice current(device.index);
+  const bool whole = p.key_dim == 128 && p.value_dim == 128 && all_whole(p, out);
+  with_type(p, [&](auto type) {
+    constexpr DType kType = decltype(type)::type;
+    whole ? run_as<passes::Shape<kType, true>>(p, saved, tiles, out, device)
+          : run_as<passes::Shape<kType, false>>(p, saved, tiles, out, device);
+  });
+}
+
 }  // namespace
+
+bool keeps_tiles(const Problem& p) { return takes(p) && p.key_dim == kDim && p.value_dim == kWidth; }
+
+void save_tiles(const Problem& p, const Saved& from, const Saved& to, const Device& device) {
+  const CurrentDevice current(device.index);
+  spread(p, from, kept_states(p, to), device);
+}
+
+void restore_states(const Problem& p, const Saved& from, const Saved& to, const Device& device) {
+  const CurrentDevice current(device.index);
+  const KeptStates kept = kept_states(p, from);
+  const std::int64_t segments = segments_of(p), blocks = segments * p.heads * kDim * kWidth / 256;
+  start<256>(unpack_states, blocks, 0, device, kept.h, segments, p.heads, static_cast<float*>(to.h));
+  start<256>(unpack_states, blocks, 0, device, kept.u, segments, p.heads, static_cast<float*>(to.u));
+}
 
 bool takes_backward(const Problem& p, const Gradients& g) {
   const auto channels = [](std::int64_t n) { return n % 4 == 0 && n <= 128; };
@@ -52,13 +100,10 @@ bool takes_backward(const Problem& p, const Gradients& g) {
 }
 
 void backward(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {
-  const CurrentDevice current(device.index);
-  const bool whole = p.key_dim == 128 && p.value_dim == 128 && all_whole(p, out);
-  with_type(p, [&](auto type) {
-    constexpr DType kType = decltype(type)::type;
-    whole ? run_as<passes::Shape<kType, true>>(p, saved, out, device)
-          : run_as<passes::Shape<kType, false>>(p, saved, out, device);
-  });
+  run(p, saved, keeps_tiles(p), out, device);
+}
+void backward_from_states(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {
+  run(p, saved, false, out, device);
 }
 
 }  // namespace gka::kernels::cuda::hopper

@@ -1,4 +1,8 @@
-// answers: U_c do_c, which is the solve's right-hand side, and the chunk's own part of the gradient of U_0.
+// answers: U_c do_c, which is the solve's right-hand side, with all else that the solve of the chunk begins with; and
+// the chunk's own part of the gradient of U_0.
+//
+// Four tiles of shared memory are used in turn for more, so that three blocks fit a multiprocessor: what waits here
+// waits for memory.
 #pragma once
 
 #include "kernels/cuda/hopper/backward_shared.cuh"
@@ -6,78 +10,146 @@
 namespace gka::kernels::cuda::hopper::passes {
 
 struct AnswersMemory {
-  std::uint16_t k[kTileBytes / 2], v[kTileBytes / 2], d_o[kTileBytes / 2];
-  std::uint16_t state[kStateNumbers];  // q, then U_0, then the gradient of U_0
-  std::uint16_t m[kTileBytes / 2];     // ζ_c s m_c
+  std::uint16_t v[kTileBytes / 2];  // then ζ_c s m_c
+  std::uint16_t d_o[kTileBytes / 2];
+  std::uint16_t k[kTileBytes / 2];
+  std::uint16_t q[kTileBytes / 2];  // then U_0, 64 rows at a time; with k then the gradient of U_0
   Gates gates;
   Arrival arrival;
-  alignas(8) float m_down[kChunk], weight[kChunk];
+  alignas(8) float m_down[kChunk], weight[kChunk], weight_rest[kChunk];
+  // Of the solve, logarithms to base 2: m_cj = 2^(row_c + column_j) for from_c ≤ j ≤ c.
+  alignas(8) float row[kChunk], column[kChunk], square[kChunk];  // |k_j|² of the scaled keys
+  float log_norm[kChunk], spread[kChunk];                        // tr H_c / ‖H_c‖
+  int from[kChunk];
+  int refined;
 };
 
-/// The tile of ζ_c s m_c.
+/// The tile of ζ_c s m_c, in place of the values, from the tile of queries.
 template <typename Shape>
 __device__ __forceinline__ void read_mixed(const Problem& p, const Saved& saved, const Place& place,
                                            AnswersMemory& memory) {
   const Sides<Shape::kWhole> sides(p);
   Gates& gates = memory.gates;
-  const Tile m{memory.m, kChunk};
+  const Tile m{memory.v, kChunk}, q{memory.q, kChunk};
   const float scale = static_cast<float>(p.options.scale);
-  const auto q = place.field(p.q);
   const auto x = place.field(p, static_cast<const float*>(saved.x), sides.dim);
-  struct Loaded {
-    Unit q;
-    Eight x;
-  };
-  sweep_rows<1, 0, 4>(
-      [&](int c, int u) {
-        return Loaded{read_row<Shape::kWhole>(q, c, 8 * u, place.len, sides.dim),
-                      read_row<Shape::kWhole>(x, c, 8 * u, place.len, sides.dim)};
-      },
-      [&](int c, int, const Loaded& from, auto& of) {
-        const Mixed mixed = Mixed::of<Shape::kType>(from.q, from.x, gates.sigma[c]);
-        of.top[0] = largest_of(mixed.at(gates.alpha[c], scale * gates.zeta[c]));
-      },
-      [&](int c, int u, const Loaded& from, const auto& of) {
-        const Mixed mixed = Mixed::of<Shape::kType>(from.q, from.x, gates.sigma[c]);
-        const Scale by = scale_of(of.top[0]);
-        const Eight mix = mixed.at(gates.alpha[c], scale * gates.zeta[c]);
-        m.put(c, u, usable(of.top[0]) ? pack_eight(mix, by.up) : Unit{});
-        if (u != 0) return;
-        memory.m_down[c] = by.down;
-        if (!usable(of.top[0])) gates.found(c, kBadQuery);
-      });
+  sweep_rows<1, 0, 4>([&](int c, int u) { return read_row<Shape::kWhole>(x, c, 8 * u, place.len, sides.dim); },
+                      [&](int c, int u, Eight& mixed, auto& of) {
+                        const float alpha = gates.alpha[c], all = scale * gates.zeta[c];
+                        const float of_q = all * (1 - alpha) * gates.q_down[c], of_x = all * alpha * gates.sigma[c];
+                        const Eight query = unpack<DType::float16>(q.unit(c, u));
+#pragma unroll
+                        for (int e = 0; e < 8; ++e) mixed.x[e] = of_q * query.x[e] + of_x * mixed.x[e];
+                        of.top[0] = largest_of(mixed);
+                      },
+                      [&](int c, int u, const Eight& mixed, const auto& of) {
+                        const Scale by = scale_of(of.top[0]);
+                        m.put(c, u, usable(of.top[0]) ? pack_eight(mixed, by.up) : Unit{});
+                        if (u != 0) return;
+                        memory.m_down[c] = by.down;
+                        if (!usable(of.top[0])) gates.found(c, kBadQuery);
+                      });
+}
+
+/// Keys and rows of the package. `gates.poison` says what of H is lost.
+template <typename Shape>
+__device__ __forceinline__ void prepare_solve(const Place& place, const Scratch& scratch, std::int64_t task,
+                                              AnswersMemory& memory) {
+  Gates& gates = memory.gates;
+  const SolveNumbers& solve = scratch.solve;
+  ChunkRows& rows = scratch.rows(task);
+  const float eta = scratch.h.norm[task], log_eta = eta > 0 ? log2f(eta) : kNothing, log_pace = log2f(solve.pace);
+  const float trace = scratch.trace != nullptr ? scratch.trace[task] : 0;
+  Scores squares;
+  squares.multiply<Lies::by_columns>({memory.k, kChunk}, {memory.k, kChunk});
+  squares.each([&](const At& at, float a, float b) {
+    if (at.column == at.row) memory.square[at.row] = a;
+    if (at.column + 1 == at.row) memory.square[at.row] = b;
+  });
+  if (tile_thread() == 0) memory.refined = 0;
+  each_of(kChunk, [&](int c) {
+    int from = 0;
+    bool forgotten = false;  // what was before the chunk
+    double before = 0;
+    for (int i = 0; gates.any_forgets && i <= c; ++i) {
+      if (gates.forgets[i]) forgotten = true, from = i, before = gates.sums[i];
+    }
+    const auto since = static_cast<float>(gates.sums[c] - before);
+    const bool lost = gates.poison[c] != 0, live = c < place.len && !lost && memory.log_norm[c] > kVanished;
+    const float row = live ? since - memory.log_norm[c] + log_pace : kNothing;
+    const float column = gates.beta[c] > 0 ? log2f(gates.beta[c]) + 2 * log2f(gates.k_down[c]) - since : kNothing;
+    // Below 1e-12 the state is nothing beside what the chunk itself has written.
+    const float left = live && !forgotten ? power_of_two(gates.reach[c] + log_eta - memory.log_norm[c]) : 0;
+    memory.row[c] = row;
+    memory.column[c] = column;
+    memory.from[c] = rows.from[c] = from;
+    memory.spread[c] = left * (eta > 0 ? trace / eta : 0);
+    rows.row[c] = row * kLog2;
+    rows.column[c] = column * kLog2;
+    rows.t[c] = solve.pace * most(left, 1e-12f);
+    rows.factor[c] = live ? gates.sigma[c] : lost ? bits_to_float(0x7fc00000u) : 0;
+    if (c == 0) rows.chunk = {place.batch, place.begin, place.len};
+  });
+  const auto row = Scores::of_rows(memory.row);
+  const auto column = Scores::of_columns(memory.column), square = Scores::of_columns(memory.square);
+  squares.each([&](const At& at, float& a, float& b) {
+    const auto mask = [&](int e) {
+      const int j = at.column + e;
+      const float m = power_of_two(row.x[at.r] + column.x[at.c + e]);
+      return j >= memory.from[at.row] && j <= at.row ? m : 0;
+    };
+    a = mask(0);
+    b = mask(1);
+  });
+  squares.keep(scratch.packed(task, Package<kWidth>::kMask), 0, [](const At&) { return 1.0f; });
+  squares.row_sums(memory.weight,
+                   [&](const At& at, float a, float b) { return a * square.x[at.c] + b * square.x[at.c + 1]; });
+  sync();
+  // As `prepare` does: asked of every fourth token.
+  each_of(place.len, [&](int c) {
+    const bool asked = ((c + 1) * 16 + place.len - 1) / place.len * place.len / 16 == c + 1;
+    const float spread = memory.weight[c] / solve.pace + memory.spread[c];
+    if (asked && memory.row[c] != kNothing && !(spread >= solve.least_spread)) raise(&memory.refined);
+  });
+  if (tile_thread() == 0) rows.refined = memory.refined;
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kTileThreads, 2)
+__global__ void __launch_bounds__(kTileThreads, 3)
     answers(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
             const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch scratch) {
   constexpr bool kWhole = Shape::kWhole;
   const std::int64_t slot = block() / p.heads, head = block() % p.heads, task = block();
   if (slot / 2 >= plan.count(p)) return;
   const Place place = place_of(plan.segments[slot / 2], static_cast<int>(slot % 2), head);
-  if (place.len == 0) return;
+  if (place.len == 0) {
+    if (tile_thread() == 0) scratch.rows(task).chunk = {};
+    return;
+  }
   auto& memory = *reinterpret_cast<AnswersMemory*>(tile_memory());
   const Sides<kWhole> sides(p);
   Gates& gates = memory.gates;
-  const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, m{memory.m, kChunk};
-  const Tile state{memory.state, kWidth};
+  const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
+  const Tile &m = v, own_state{memory.k, kWidth};
 
   memory.arrival.init();
-  fetch_rows<kWhole>(k, p.k, place, sides.dim);
   fetch_rows<kWhole>(v, p.v, place, sides.values);
   fetch_rows<kWhole>(d_o, out.d_o, place, sides.values);
-  fetch_rows<kWhole>({memory.state, kChunk}, p.q, place, sides.dim);
-  gates.load(p, saved.norm, place);
-  read_mixed<Shape>(p, saved, place, memory);
+  fetch_rows<kWhole>(k, p.k, place, sides.dim);
+  fetch_rows<kWhole>(q, p.q, place, sides.dim);
+  gates.load(p, saved.norm, place, memory.log_norm);
   wait_for_copies();
-  settle_rows<Shape::kType, 4, kBadKey | kBadValue << 4 | kBadOutput << 8 | kBadQuery << 12>(memory.k, gates.k_down,
+  sync();
+  settle_rows<Shape::kType, 4, kBadValue | kBadOutput << 4 | kBadKey << 8 | kBadQuery << 12>(memory.v, gates.v_down,
                                                                                              gates);
   publish();
   sync();
-  send_tile(scratch.tokens + task * 4 * kChunk * kWidth, memory.k, 4 * kTileBytes);
-  wait_until_sent();
-  memory.arrival.request(Piece{state.data, scratch.u.tile(task), kStateBytes});
+  std::uint16_t* const tokens = scratch.tokens + task * 3 * kChunk * kWidth;
+  send_tile(tokens, memory.v, 2 * kTileBytes);
+  send_tile(tokens + 2 * kChunk * kWidth, memory.q, kTileBytes);
+  send_tile(scratch.packed(task, 0), memory.k, kTileBytes);
+  gates.lose_after(kBadKey, !finite(scratch.h.norm[task]));
+  prepare_solve<Shape>(place, scratch, task, memory);
   const float u_given = scratch.u.norm[task], u_norm = finite(u_given) ? u_given : 0;
   gates.lose_after(kBadKey | kBadValue, !finite(u_given));
   if (tile_thread() == 0) scratch.zeta[task] = gates.zeta[kChunk - 1];
@@ -97,31 +169,69 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       return {a * by(0), b * by(1)};
     });
   }
-  Wide answer, part;
-  part.multiply(left, k);
-  memory.arrival.wait(0);
-  answer.multiply<Lies::by_columns>(d_o, state);
-  answer.row_sums(memory.weight, [&](const At& at, float a, float b) {
-    const Pair mixed = m.pair(at.row, at.column);
-    return mixed.x * a + mixed.y * b;
-  });
+  wait_until_sent();
+  sync();
+  read_mixed<Shape>(p, saved, place, memory);
+  sync();
+  const auto request_state = [&](int half) {  // rows 64 half … of both blocks of columns
+    const std::uint16_t* from = scratch.u.tile(task) + half * kChunk * 64;
+    memory.arrival.request(Piece{memory.q, from, kTileBytes / 2},
+                           Piece{memory.q + kTileBytes / 4, from + kWidth * 64, kTileBytes / 2});
+  };
+  request_state(0);
+  Scores answer[2];
+  const bool wide = scratch.solve.float32 || memory.refined;
   {
     const Field<float> udo = place.field(p, scratch.udo, sides.dim);
-    const auto o_down = Wide::of_rows(gates.o_down), zeta = Wide::of_rows(gates.zeta),
-               poison = Wide::of_rows(gates.poison);
-    answer.each_with(part, [&](const At& at, float a, float b, float own_a, float own_b) {
-      if (at.row >= place.len || !(kWhole || at.column < sides.dim)) return;
-      const float by = o_down.x[at.r] * u_norm * zeta.x[at.r], factor = left.factor[at.r];
-      const float lost = poison.x[at.r] + (gates.bad[at.row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0);
-      *reinterpret_cast<Pair*>(udo.at(at.row, at.column)) = {a * by + own_a * factor + lost,
-                                                             b * by + own_b * factor + lost};
-    });
+    const auto o_down = Scores::of_rows(gates.o_down), zeta = Scores::of_rows(gates.zeta),
+               poison = Scores::of_rows(gates.poison);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      Scores part;
+      part.multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
+      memory.arrival.wait(half);
+      answer[half].template multiply<Lies::by_columns>(d_o, q);
+      sync();
+      if (half == 0) request_state(1);
+      answer[half].row_sums(half == 0 ? memory.weight : memory.weight_rest, [&](const At& at, float a, float b) {
+        const Pair mixed = m.pair(at.row, at.column + 64 * half);
+        return mixed.x * a + mixed.y * b;
+      });
+      answer[half].each_with(part, [&](const At& at, float& a, float& b, float own_a, float own_b) {
+        const float by = o_down.x[at.r] * u_norm * zeta.x[at.r], factor = left.factor[at.r];
+        const float lost = poison.x[at.r] + (gates.bad[at.row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0);
+        a = a * by + own_a * factor + lost;
+        b = b * by + own_b * factor + lost;
+        const int column = at.column + 64 * half;
+        if (!wide || at.row >= place.len || !(kWhole || column < sides.dim)) return;
+        *reinterpret_cast<Pair*>(udo.at(at.row, column)) = {a, b};
+      });
+    }
   }
+  // The right-hand side as the solve takes it: rows scaled by powers of two so that float16 holds the iterates.
+  {
+    auto tops = answer[0].tops();
+    const auto others = answer[1].tops();
+    for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) {
+      tops.x[r] = scale_of(float_to_bits(most(tops.x[r], others.x[r]))).up * scratch.solve.headroom;
+    }
+    answer[0].each_row([&](int row, int r) {
+      scratch.rows(task).unscale[row] = 1 / tops.x[r];
+      gates.udo_down[row] = wide ? 1 : 1 / tops.x[r];
+    });
+    for (int half = 0; half < 2; ++half) {
+      answer[half].keep(scratch.packed(task, Package<kWidth>::kRhs), half, [&](const At& at) { return tops.x[at.r]; });
+      if (wide) continue;
+      answer[half].store_rows(Tile{memory.k + half * kChunk * 64, kChunk}, [&](int r) { return tops.x[r]; });
+    }
+  }
+  publish();
   sync();
+  if (!wide) send_tile(scratch.udo_tiles + task * kChunk * kWidth, memory.k, kTileBytes);
   // The chunk's own part of the gradient of U_0.
   each_of(kChunk, [&](int c) {
     const float down = memory.m_down[c] * gates.o_down[c];
-    gates.state_read[c] = memory.weight[c] * down * u_norm;
+    gates.state_read[c] = (memory.weight[c] + memory.weight_rest[c]) * down * u_norm;
     memory.weight[c] = down;
   });
   keep(scratch.gates[task], static_cast<const KeptGates&>(gates));
@@ -129,11 +239,11 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const float down = normalise(weights);
   weigh_rows(m, m, memory.weight);
   publish();
+  wait_until_sent();
   sync();
   Square own;
   own.outer<false>(m, d_o);
-  own.each([&](const At&, float& a, float& b) { a *= down, b *= down; });
-  send_state(own, state, scratch.r, task, gates.spoils_start(kBadKey | kBadQuery | kBadOutput), gates);
+  send_state(own, down, own_state, scratch.r, task, gates.spoils_start(kBadKey | kBadQuery | kBadOutput), gates);
   finish_sending();
 }
 

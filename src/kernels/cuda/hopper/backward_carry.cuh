@@ -29,18 +29,53 @@ static __global__ void __launch_bounds__(kTileThreads) find_largest(std::int64_t
   if (tile_thread() == 0) to[block()] = usable(top) ? bits_to_float(top) : bits_to_float(0x7fc00000u);
 }
 
+/// Chunks that are on their way to a block of `carry_back` at a time.
+inline constexpr int kCarryAhead = 12;
+/// What of them a block has: sixteen bytes of an own part and of a state for each thread.
+struct CarryMemory {
+  Unit own[kCarryAhead][kTileThreads], states[kCarryAhead][kTileThreads];
+};
+
 /// arriving_{s-1} = ζ_s arriving_s + part_s, in place; eight numbers a thread. Every thread knows how large the numbers
-/// of a tile can be at most, so all scale it alike. kKeys: for H, whose gradient is symmetric.
+/// of a tile can be at most, so all scale it alike. Tiles come through shared memory, where a thread reads only what it
+/// asked for itself; of the numbers that belong to chunks a lane has those of one chunk in kLanes. kKeys: for H, whose
+/// gradient is symmetric.
 template <bool kKeys>
-__global__ void __launch_bounds__(kTileThreads)
-    carry_back(const __grid_constant__ Problem p, Plan plan, const float* zetas, const __grid_constant__ CarryBack c) {
-  constexpr int kAhead = 8, kOwn = 8;
+__device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan, const float* zetas,
+                                              const CarryBack& c, std::int64_t which) {
+  constexpr int kOwn = 8;
   constexpr std::int64_t kBlocks = kStateNumbers / kOwn / kTileThreads;
-  const std::int64_t head = block() / kBlocks % p.heads, n = block() / kBlocks / p.heads, state_at = n * p.heads + head;
-  const int e = (static_cast<int>(block() % kBlocks) * kTileThreads + tile_thread()) * kOwn;
+  auto& memory = *reinterpret_cast<CarryMemory*>(tile_memory());
+  const std::int64_t head = which / kBlocks % p.heads, n = which / kBlocks / p.heads, state_at = n * p.heads + head;
+  const int e = (static_cast<int>(which % kBlocks) * kTileThreads + tile_thread()) * kOwn;
   const int row = e / 64 % kWidth, column = e / 64 / kWidth * 64 + ((e % 64 / 8) ^ (row % 8)) * 8;
   const auto inside = [&](int i) { return row < c.rows && column + i < c.columns; };
   const std::int64_t at = state_at * c.rows * c.columns + static_cast<std::int64_t>(row) * c.columns + column;
+
+  const std::int64_t segments = plan.begin[n + 1] - plan.begin[n];
+  const int count =
+      segments == 0 ? 0
+                    : static_cast<int>(2 * segments) - (plan.segments[plan.begin[n + 1] - 1].length > kChunk ? 0 : 1);
+  const std::int64_t last_task = (2 * plan.begin[n] + count - 1) * p.heads + head;
+  const auto task_of = [&](int back) { return last_task - back * p.heads; };
+  const auto request = [&](int back, int place) {
+    if (back < count) {
+      copy_sixteen(&memory.own[place][tile_thread()], c.parts.tile(task_of(back)) + e, false);
+      copy_sixteen(&memory.states[place][tile_thread()], c.states.tile(task_of(back)) + e, false);
+    }
+    end_of_copies();
+  };
+  for (int a = 0; a < kCarryAhead; ++a) request(a, a);
+  struct Numbers {
+    float zeta, down, top, of_h;
+  };
+  const auto numbers_of = [&](int back) -> Numbers {
+    if (back >= count) return {};
+    const std::int64_t task = task_of(back);
+    return {zetas[task], c.parts.down[task], c.parts.top[task], kKeys ? c.of_h[task] : 0};
+  };
+  const int lane = tile_thread() % kLanes;
+  Numbers here{}, next = numbers_of(lane);
 
   Eight state{};
   float bound = 0;
@@ -52,56 +87,52 @@ __global__ void __launch_bounds__(kTileThreads)
       if (kKeys) state.x[i] = (state.x[i] + c.start[(state_at * c.rows + column + i) * c.columns + row]) / 2;
     }
   }
-  const std::int64_t segments = plan.begin[n + 1] - plan.begin[n];
-  const std::int64_t count =
-      segments == 0 ? 0 : 2 * segments - (plan.segments[plan.begin[n + 1] - 1].length > kChunk ? 0 : 1);
-  const std::int64_t last_task = (2 * plan.begin[n] + count - 1) * p.heads + head;
-  struct Part {
-    Unit own, h;
-    float zeta, down, top, of_h;
-  };
-  const auto load = [&](std::int64_t back) {
-    const std::int64_t task = last_task - back * p.heads;
-    return Part{*reinterpret_cast<const Unit*>(c.parts.tile(task) + e),
-                read_unit(c.states.tile(task) + e),
-                zetas[task],
-                c.parts.down[task],
-                c.parts.top[task],
-                kKeys ? c.of_h[task] : 0};
-  };
-  Part ahead[kAhead];
-#pragma unroll
-  for (int a = 0; a < kAhead; ++a) {
-    if (a < count) ahead[a] = load(a);
-  }
-  for (std::int64_t base = 0; base < count; base += kAhead) {
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      if (base + a >= count) continue;
-      const std::int64_t task = last_task - (base + a) * p.heads;
-      const bool fine = finite(bound);
-      const Scale scale = scale_of(float_to_bits(bound));
-      *reinterpret_cast<Unit*>(c.parts.tile(task) + e) = fine ? pack_eight(state, scale.up) : Unit{};
-      if (e == 0) c.down[task] = fine ? scale.down : bits_to_float(0x7fc00000u);
-      const Part part = ahead[a];
-      const Eight own = unpack<DType::float16>(part.own), h = unpack<DType::float16>(part.h);
-      float inner = 0;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        inner += state.x[i] * h.x[i];
-        state.x[i] = faded(state.x[i], part.zeta) + own.x[i] * part.down;
-        if constexpr (kKeys) state.x[i] += h.x[i] * part.of_h;
-      }
-      inner = sum_lanes(inner);
-      if (e % (kOwn * kLanes) == 0) c.inner[task * kPartials + e / (kOwn * kLanes)] = inner;
-      bound = faded(bound, part.zeta) + part.top;
-      if constexpr (kKeys) bound += bits_to_float(size_bits(part.of_h));
-      if (base + a + kAhead < count) ahead[a] = load(base + a + kAhead);
+  int place = 0;
+#pragma unroll 2
+  for (int back = 0; back < count; ++back) {
+    if (back % kLanes == 0) {
+      here = next;
+      next = numbers_of(back + kLanes + lane);
     }
+    const auto number = [&](float own) { return of_lane(own, back % kLanes); };
+    const float zeta = number(here.zeta), part_down = number(here.down);
+    const std::int64_t task = task_of(back);
+    wait_for_copies_but<kCarryAhead - 1>();
+    const Eight own = unpack<DType::float16>(memory.own[place][tile_thread()]),
+                h = unpack<DType::float16>(memory.states[place][tile_thread()]);
+    const bool fine = finite(bound);
+    const Scale scale = scale_of(float_to_bits(bound));
+    *reinterpret_cast<Unit*>(c.parts.tile(task) + e) = fine ? pack_eight(state, scale.up) : Unit{};
+    if (e == 0) c.down[task] = fine ? scale.down : bits_to_float(0x7fc00000u);
+    float inner = 0;
+    const float of_h = kKeys ? number(here.of_h) : 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      inner += state.x[i] * h.x[i];
+      state.x[i] = faded(state.x[i], zeta) + own.x[i] * part_down;
+      if constexpr (kKeys) state.x[i] += h.x[i] * of_h;
+    }
+    request(back + kCarryAhead, place);
+    place = place + 1 == kCarryAhead ? 0 : place + 1;
+    inner = sum_lanes(inner);
+    if (e % (kOwn * kLanes) == 0) c.inner[task * kPartials + e / (kOwn * kLanes)] = inner;
+    bound = faded(bound, zeta) + number(here.top);
+    if constexpr (kKeys) bound += bits_to_float(size_bits(of_h));
   }
   if (c.last == nullptr) return;
   for (int i = 0; i < kOwn; ++i) {
     if (inside(i)) c.last[at + i] = state.x[i];
+  }
+}
+
+/// Both gradients, in turn.
+static __global__ void __launch_bounds__(kTileThreads, 4)
+    carry_back(const __grid_constant__ Problem p, Plan plan, const float* zetas, const __grid_constant__ CarryBack of_u,
+               const __grid_constant__ CarryBack of_h) {
+  if (block() % 2 == 0) {
+    carry_numbers<false>(p, plan, zetas, of_u, block() / 2);
+  } else {
+    carry_numbers<true>(p, plan, zetas, of_h, block() / 2);
   }
 }
 

@@ -9,8 +9,13 @@ namespace gka::kernels::cuda::hopper::passes {
 
 inline constexpr int kTileBytes = kChunk * kWidth * 2, kStateNumbers = kWidth * kWidth, kStateBytes = kStateNumbers * 2;
 
+inline constexpr double kForgets = 160;                        // −log₂ γ of γ = 0: more than float32 holds
+inline constexpr float kNothing = -1e30f;                      // log₂ 0, with which one can still subtract
+inline constexpr float kVanished = -122, kLog2 = 0.69314718f;  // log₂ ‖H‖ below which nothing is remembered
+
 template <typename Body>
 __device__ __forceinline__ void each_of(int n, Body&& body) {
+#pragma unroll 1
   for (int i = tile_thread(); i < n; i += kTileThreads) body(i);
   sync();
 }
@@ -64,15 +69,16 @@ enum Bad : int { kBadKey = 1, kBadValue = 2, kBadOutput = 4, kBadQuery = 8, kBad
 /// Per-token numbers, found once and kept for the kernels that follow. Tokens behind the last one neither decay nor
 /// write, so nothing below asks how many there are.
 ///
-/// M_jc = 2^(reach_c − reach_j). A γ of 0, like every one that float32 would take to 0, counts as 2^-300: products
-/// across it are then exactly 0, and reach stays small enough for float32.
+/// M_jc = 2^(reach_c − reach_j). A γ of 0, like every one that float32 would take to 0, counts as 2^-160 or less:
+/// products across it are then exactly 0, and reach stays small enough for float32.
 struct alignas(16) KeptGates {
   float reach[kChunk];  // log₂ Π_{i≤c} γ_i
   float beta[kChunk], alpha[kChunk];
   float sigma[kChunk];  // 1/‖H_c‖, 0 where there is nothing to solve
   float zeta[kChunk];   // what is left of the state before the chunk
   float end[kChunk];    // what is left at the chunk's end of what token c wrote
-  float k_down[kChunk], v_down[kChunk], o_down[kChunk], q_down[kChunk];  // by which rows of tiles are to be multiplied
+  float v_down[kChunk], o_down[kChunk], k_down[kChunk], q_down[kChunk];  // by which rows of tiles are to be multiplied
+  float udo_down[kChunk];                                                // the same for U_c do_c
   float state_read[kChunk];                                              // ζ_c s m_cᵀ U_0 do_c
   int bad[kChunk], forgets[kChunk];
   int any_bad, padding[3];
@@ -81,12 +87,14 @@ struct alignas(16) KeptGates {
 struct Gates : KeptGates {
   double sums[kChunk];
   double carry;
+  int any_forgets;
   alignas(8) float poison[kChunk];  // to be added to what is written for a token: 0, or NaN
   alignas(16) float parts[4 * kChunk];
 
-  __device__ void load(const Problem& p, const double* norm, const Place& place) {
+  /// `log_norm` gets log₂ ‖H_c‖, kNothing where there is none.
+  __device__ void load(const Problem& p, const double* norm, const Place& place, float* log_norm) {
     const Field<const double> norms = place.field(p, norm, 1);
-    if (tile_thread() == 0) any_bad = 0;
+    if (tile_thread() == 0) any_bad = any_forgets = 0;
     sync();
     each_of(kChunk, [&](int c) {
       const bool there = c < place.len;
@@ -98,7 +106,9 @@ struct Gates : KeptGates {
       bad[c] = (g != g || !finite(b) ? kBadKey : 0) | (!finite(a) || !finite(f) ? kBadQuery : 0);
       if (bad[c] != 0) raise(&any_bad);
       forgets[c] = g < -100;
-      sums[c] = g != g ? 0.0 : forgets[c] ? -300.0 : g * 1.4426950408889634;
+      if (forgets[c]) raise(&any_forgets);
+      sums[c] = g != g ? 0.0 : forgets[c] ? -kForgets : g * 1.4426950408889634;
+      log_norm[c] = f > 0 && finite(f) ? log2f(static_cast<float>(f)) : kNothing;
       beta[c] = finite(b) ? b : 0;
       alpha[c] = finite(a) ? a : 0;
       sigma[c] = f == 0 || !finite(f) ? 0 : static_cast<float>(1 / f);
@@ -106,7 +116,7 @@ struct Gates : KeptGates {
     });
     scan_tokens(&carry, [&](int c) { return sums[c]; }, [&](int c, double sum) { sums[c] = sum; });
     each_of(kChunk, [&](int c) {
-      reach[c] = static_cast<float>(sums[c]);
+      reach[c] = any_forgets ? reach_across(c) : static_cast<float>(sums[c]);
       zeta[c] = power_of_two(reach[c]);
       end[c] = power_of_two(static_cast<float>(sums[kChunk - 1] - sums[c]));
     });
@@ -143,6 +153,19 @@ struct Gates : KeptGates {
   }
 
  private:
+  /// `reach` where there is a γ = 0. Behind it sums begin anew, in multiples of 2^-14, which float32 adds to whole
+  /// numbers without rounding: the differences between two tokens then do not depend on what came before.
+  __device__ float reach_across(int c) const {
+    const auto steps = [](double sum) { return static_cast<float>(rint(sum * 16384)) / 16384; };
+    float before = 0;
+    double start = 0;
+    for (int i = 0; i <= c; ++i) {
+      if (!forgets[i]) continue;
+      before += floorf(steps(sums[i] - start));
+      start = sums[i];
+    }
+    return before + steps(sums[c] - start);
+  }
   template <typename Step>
   __device__ bool lose(bool reached, Step&& step, bool backwards = false) {
     if (!reached && !any_bad) {
@@ -202,6 +225,12 @@ __device__ __forceinline__ std::uint32_t largest_of(const Eight& eight) {
   for (const float x : eight.x) top = most(top, size_bits(x));
   return top;
 }
+/// The same of eight packed numbers, without unpacking them.
+template <DType kType>
+__device__ __forceinline__ std::uint32_t largest_of(const Unit& unit) {
+  const std::uint32_t top = largest_word(unit);
+  return kType == DType::float16 ? float_to_bits(half_to_float(static_cast<std::uint16_t>(top))) : top << 16;
+}
 __device__ __forceinline__ bool usable(std::uint32_t top) { return top < 0x7f800000u; }
 
 /// Eight 16-bit numbers from a multiple of eight on, of `columns` (a multiple of 4).
@@ -250,41 +279,59 @@ __device__ __forceinline__ void fetch_rows(const Tile& to, const View& view, con
       [](auto&&...) {}, [](auto&&...) {});
 }
 
-/// Rows that `fetch_rows` brought into tiles one behind the other, after `wait_for_copies`: as float16, times powers of
-/// two of which `down` (kChunk numbers for each tile) gets the inverse. kBad: four bits for each tile. The tiles are
-/// taken in turn, so that there is little code.
+/// Eight units of a row.
+struct HalfRow {
+  Unit units[8];
+};
+
+/// Rows that `fetch_rows` brought into tiles one behind the other, after `wait_for_copies` and a barrier: as float16,
+/// times powers of two of which `down` (kChunk numbers for each tile) gets the inverse. kBad: four bits for each tile.
+/// The tiles are taken in turn, so that there is little code.
 template <DType kType, int kTiles, int kBad>
 __device__ __forceinline__ void settle_rows(std::uint16_t* tiles, float* down, Gates& gates) {
 #pragma unroll 1
   for (int i = 0; i < kTiles; ++i) {
     const Tile tile{tiles + i * kChunk * kWidth, kChunk};
-    sweep_rows<1, 0, 4>([&](int c, int u) { return tile.unit(c, u); },
-                        [](int, int, const Unit& unit, auto& of) { of.top[0] = largest_of(unpack<kType>(unit)); },
-                        [&](int c, int u, const Unit& unit, const auto& of) {
-                          const Scale scale = scale_of(of.top[0]);
-                          tile.put(c, u, usable(of.top[0]) ? pack_eight(unpack<kType>(unit), scale.up) : Unit{});
-                          if (u != 0) return;
-                          down[i * kChunk + c] = scale.down;
-                          if (!usable(of.top[0])) gates.found(c, kBad >> 4 * i & 15);
-                        });
+    sweep_half_rows(
+        [&](int c, int first) {
+          HalfRow half;
+#pragma unroll
+          for (int u = 0; u < 8; ++u) half.units[u] = tile.unit(c, first + u);
+          return half;
+        },
+        [](const HalfRow& half) {
+          std::uint32_t top = 0;
+#pragma unroll
+          for (const Unit& unit : half.units) top = most(top, largest_of<kType>(unit));
+          return top;
+        },
+        [&](int c, int first, const HalfRow& half, std::uint32_t top) {
+          const Scale scale = scale_of(top);
+          const bool fine = usable(top);
+#pragma unroll
+          for (int u = 0; u < 8; ++u) {
+            tile.put(c, first + u, fine ? pack_eight(unpack<kType>(half.units[u]), scale.up) : Unit{});
+          }
+          if (first != 0) return;
+          down[i * kChunk + c] = scale.down;
+          if (!fine) gates.found(c, kBad >> 4 * i & 15);
+        });
   }
 }
 
 /// to = from · factor, row by row.
+template <int kGroups = 1>
 __device__ __forceinline__ void weigh_rows(const Tile& to, const Tile& from, const float* factor) {
-  sweep_rows<0, 0, 4>([&](int c, int u) { return from.unit(c, u); }, [](auto&&...) {},
-                      [&](int c, int u, const Unit& unit, const auto&) {
-                        to.put(c, u, pack_eight(unpack<DType::float16>(unit), factor[c]));
-                      });
+  sweep_rows<0, 0, 4, kGroups>([&](int c, int u) { return from.unit(c, u); }, [](auto&&...) {},
+                               [&](int c, int u, const Unit& unit, const auto&) {
+                                 to.put(c, u, pack_eight(unpack<DType::float16>(unit), factor[c]));
+                               });
 }
 /// Scales weights of the 64 tokens so that float16 holds rows times them; what undoes it is returned. Between barriers.
 template <int kArrays>
 __device__ __forceinline__ float normalise(float* (&weights)[kArrays]) {
   std::uint32_t top = 0;
-  for (const float* of : weights) {
-#pragma unroll 8
-    for (int c = 0; c < kChunk; ++c) top = most(top, size_bits(of[c]));
-  }
+  for (const float* of : weights) top = most(top, largest_of_tokens(of));
   sync();
   const Scale scale = scale_of(top);
   each_of(kChunk, [&](int c) {
@@ -304,6 +351,15 @@ struct Out {
   __device__ Out(const View& view, const Place& place)
       : data(static_cast<char*>(view.data)), stride(static_cast<int>(view.token_stride)), dtype(view.dtype) {
     if (data != nullptr) data += place.at(view, 0) * (dtype == DType::float32 ? 4 : 2);
+  }
+  /// Of a token that is `there` or not; a single store that depends on it, where that is enough.
+  __device__ __forceinline__ void put(bool there, int c, int i, float x, float y, int columns) const {
+    if constexpr (kWhole) {
+      const std::uint32_t packed = pack_as<Shape::kType>(x, y);
+      if (there) *reinterpret_cast<std::uint32_t*>(data + (static_cast<std::int64_t>(c) * stride + i) * 2) = packed;
+    } else if (there && i < columns) {
+      put(c, i, x, y);
+    }
   }
   __device__ __forceinline__ void put(int c, int i, float x, float y) const {
     const std::int64_t at = static_cast<std::int64_t>(c) * stride + i;

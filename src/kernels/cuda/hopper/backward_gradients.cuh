@@ -1,4 +1,7 @@
-// gradients: dk, dβ and dg from the chunk itself and from what arrives.
+// gradients: dk, dv, dβ and dg from the chunk itself and from what arrives. Two warpgroups have a chunk, each half of
+// the columns of every product. What is not obvious: masked scores become left operands by way of shared memory, in
+// float16 times a power of two for their row that is known before they are, from bounds; so all that dk_j takes from
+// tokens is added up in the tensor cores.
 #pragma once
 
 #include "kernels/cuda/hopper/backward_shared.cuh"
@@ -7,276 +10,366 @@ namespace gka::kernels::cuda::hopper::passes {
 
 struct GradientsMemory {
   std::uint16_t k[kTileBytes / 2];
-  std::uint16_t v[kTileBytes / 2];    // then x
-  std::uint16_t d_o[kTileBytes / 2];  // then what is left of x, then M
-  std::uint16_t q[kTileBytes / 2];    // then ŷ
-  std::uint16_t state[kStateNumbers];
+  std::uint16_t v[kTileBytes / 2];                       // then two left operands
+  std::uint16_t d_o[kTileBytes / 2], q[kTileBytes / 2];  // q then two left operands; both: R̄', then H_0
+  std::uint16_t x[kTileBytes / 2], y[kTileBytes / 2];    // then Ḡ'
+  std::uint16_t left[kTileBytes / 4];
   Gates gates;
   Solutions solutions;
   Arrival tokens, states;
-  alignas(8) float direct[kChunk], share[kChunk];   // s (1 − α_c), s α_c
+  alignas(8) float of_q[kChunk], of_x[kChunk];      // what rows of q and x are to be multiplied by, with s (1 − α), s α
+  float up_k[kChunk], up_v[kChunk], up_s[kChunk];   // powers of two for rows of left operands of dk, dv and squares
   float key_inner[kChunk];                          // k_jᵀ H_0 k_j / η
   float arriving[kChunk], values_arriving[kChunk];  // k_jᵀ Ḡ' k_j, k_jᵀ R̄' v_j
   float state_solved[kChunk];                       // x_cᵀ H_0 ŷ_c / η
-  float d_beta[kChunk], after[kChunk], before[kChunk];
+  // Of the chunk:
+  Place place;
+  float h_norm, r_down, g_down;  // 0 for what is lost
+  float inner;                   // ⟨R̄', U_0⟩ + ⟨Ḡ', H_0⟩
+  bool values_lost, keys_lost;   // R̄', or one of R̄' and Ḡ'
+
+  // In room that the gates no longer need: the last token with γ = 0 up to c, or −1; Σ_{c > j} P_jc; Σ_c P_jc / β_j.
+  __device__ float* since() { return reinterpret_cast<float*>(gates.sums); }
+  __device__ float* after() { return since() + kChunk; }
+  __device__ float* d_beta() { return gates.udo_down; }
 };
 
-/// dβ and dg. `pairs` holds P_jc / β_j but for the state's part of the norm; `arriving` is ζ_C (⟨Ḡ', H_0⟩ +
-/// ⟨R̄', U_0⟩).
-__device__ __forceinline__ void sum_pairs(const Gradients& out, const Place& place, GradientsMemory& memory, float norm,
-                                          float arriving, Scores& pairs) {
+/// Numbers of the two columns of a place. Read where they are needed: registers are what this kernel is short of.
+__device__ __forceinline__ Pair columns(const float* values, const At& at) {
+  return *reinterpret_cast<const Pair*>(values + at.column);
+}
+/// M_jc there, 0 where the row is the later token; `between`: whichever is later.
+struct SharedFading {
+  const float* reach;
+  SharedScores::OfRows row;
+
+  __device__ explicit SharedFading(const Gates& gates) : reach(gates.reach), row(SharedScores::of_rows(gates.reach)) {}
+  __device__ __forceinline__ Pair between(const At& at) const {
+    const Pair column = columns(reach, at);
+    const auto fade = [&](float x) { return power_of_two(-bits_to_float(size_bits(row.x[at.r] - x))); };
+    return {fade(column.x), fade(column.y)};
+  }
+  __device__ __forceinline__ Pair to_column(const At& at) const {
+    const Pair fade = between(at);
+    return {at.column < at.row ? 0 : fade.x, at.column + 1 < at.row ? 0 : fade.y};
+  }
+};
+
+static_assert(sizeof(GradientsMemory) <= 113 * 1024);  // two blocks to a multiprocessor
+
+/// 2^n for a whole number n.
+__device__ __forceinline__ float exactly_two_to(float n) {
+  const int exponent = static_cast<int>(least(most(n, -120.0f), 120.0f));
+  return bits_to_float(static_cast<std::uint32_t>(exponent + 127) << 23);
+}
+
+/// of_q, of_x, and up_k, up_v and up_s. A row of a tile has numbers below 2, so products of two rows are below 2⁹; with
+/// at most three terms in a number, everything stays below 2¹⁵.
+__device__ __forceinline__ void bound_rows(GradientsMemory& memory, float scale) {
+  constexpr float kFar = 1024;  // beyond all logarithms
   Gates& gates = memory.gates;
-  {
-    const Fading fading(gates);
-    const auto inner = Scores::of_rows(memory.key_inner);
-    const auto zeta = Scores::of_columns(gates.zeta), weight = Scores::of_columns(memory.solutions.weight);
-    pairs.each([&](const At& at, float& x, float& y) {
-      x -= 0.5f * weight.x[at.c] * (zeta.x[at.c] * norm) * inner.x[at.r] * fading.to_column(at, 0);
-      y -= 0.5f * weight.x[at.c + 1] * (zeta.x[at.c + 1] * norm) * inner.x[at.r] * fading.to_column(at, 1);
-    });
-  }
-  pairs.row_sums(memory.d_beta, [](const At&, float x, float y) { return x + y; });
-  {
-    const auto beta = Scores::of_rows(gates.beta);
-    pairs.each([&](const At& at, float& x, float& y) {
-      x = at.column > at.row ? x * beta.x[at.r] : 0;
-      y = at.column + 1 > at.row ? y * beta.x[at.r] : 0;
-    });
-  }
-  pairs.row_sums(memory.after, [](const At&, float x, float y) { return x + y; });
-  pairs.column_sums(gates.parts, memory.before);
+  const Solutions& solutions = memory.solutions;
+  float *since = memory.since(), *read = gates.parts, *solved = read + kChunk, *nested = solved + kChunk,
+        *written = nested + kChunk;
+  each_of(kChunk, [&](int c) { since[c] = gates.forgets[c] ? static_cast<float>(c) : -1.0f; });
+  running_largest<1>([&](int) { return Running{since, false}; });
   sync();
-  // The state's row, and the arriving column.
   each_of(kChunk, [&](int c) {
-    const float zeta = gates.zeta[c], both = memory.arriving[c] + memory.values_arriving[c];
-    if (c < place.len && out.d_beta.data != nullptr) {
-      write(out.d_beta, place.at(out.d_beta, c), memory.d_beta[c] + gates.end[c] * both + gates.poison[c]);
-    }
-    float seen = zeta * norm;
-#pragma unroll 8
-    for (int i = 0; i < kChunk; ++i) {
-      const float m = i > c ? 0 : power_of_two(gates.reach[c] - gates.reach[i]);
-      seen += m * gates.beta[i] * memory.key_inner[i];
-    }
-    const float solved = memory.share[c] * memory.state_solved[c] + 0.5f * memory.solutions.weight[c] * seen;
-    gates.state_read[c] -= zeta * norm * solved;
-    memory.arriving[c] = gates.end[c] * gates.beta[c] * both;
+    const float of_q = scale * (1 - gates.alpha[c]) * gates.q_down[c],
+                of_x = scale * gates.alpha[c] * solutions.x_down[c];
+    const float reach = gates.reach[c], key = logarithm(gates.beta[c]) + 2 * logarithm(gates.k_down[c]);
+    memory.of_q[c] = of_q;
+    memory.of_x[c] = of_x;
+    memory.key_inner[c] = memory.arriving[c] = memory.values_arriving[c] = memory.state_solved[c] = 0;
+    memory.d_beta()[c] = memory.after()[c] = 0;
+    read[c] = reach + logarithm(gates.o_down[c]) + most(logarithm(of_q), logarithm(of_x));
+    solved[c] = reach + most(logarithm(of_x) + logarithm(solutions.y_down[c]), logarithm(solutions.reach[c]) + key);
+    nested[c] = key - reach;
+    written[c] = key + kFar * since[c];
+    memory.up_s[c] = key - kFar * since[c];
+    gates.bad[c] = solutions.bad[c];
+    if (c == 0) gates.any_bad = solutions.any_bad;
   });
-  if (out.d_log_decay.data == nullptr) return;
-  // Over the tokens from the last γ = 0 to before t: P's rows less its columns, and what arrives; from t on: the
-  // state's row.
-  each_of(place.len, [&](int t) {
-    double sum = 0;
-#pragma unroll 8
-    for (int c = 0; c < kChunk; ++c) {
-      if (gates.forgets[c] && c <= t) sum = 0;
-      const float own = c < t ? memory.after[c] - memory.before[c] + memory.arriving[c] : gates.state_read[c];
-      sum += static_cast<double>(own);
-    }
-    write(out.d_log_decay, place.at(out.d_log_decay, t), static_cast<float>(sum) + arriving + gates.poison[t]);
+  running_largest<5>([&](int i) {  // from the last token down: read, solved, up_s
+    return Running{i < 4 ? read + i * kChunk : memory.up_s, i < 2 || i == 4};
+  });
+  sync();
+  each_of(kChunk, [&](int j) {
+    const float reach = gates.reach[j], key = logarithm(gates.k_down[j]), value = logarithm(gates.v_down[j]);
+    const float outer = most(read[j] - reach, logarithm(gates.end[j]) + logarithm(memory.r_down));
+    const float inner = most(solved[j] - reach, nested[j] + reach + logarithm(solutions.reach[j]));
+    const float squares = most(written[j] - kFar * since[j], memory.up_s[j] + kFar * since[j]);
+    memory.up_k[j] = exactly_two_to(3 - std::ceil(most(value + outer, key + inner)));
+    memory.up_v[j] = exactly_two_to(3 - std::ceil(key + outer));
+    memory.up_s[j] = exactly_two_to(-4 - std::ceil(squares));
   });
 }
 
+/// dβ and dg, from sums over rows and columns of P. What arrives is ζ_C (⟨Ḡ', H_0⟩ + ⟨R̄', U_0⟩) for all tokens.
+__device__ __forceinline__ void sum_pairs(const Gradients& out, GradientsMemory& memory, float scale) {
+  Gates& gates = memory.gates;
+  const Place& place = memory.place;
+  const float norm = memory.h_norm, arriving = faded(memory.inner, gates.zeta[kChunk - 1]);
+  const float* since = memory.since();
+  float* own = memory.up_k;
+  // The state's row, and the arriving column.
+  decayed_sums<false, 1>(
+      gates.reach, [&](int i) { return gates.beta[i] * memory.key_inner[i]; },
+      [&](int c, float seen) {
+        const float zeta = gates.zeta[c], both = memory.arriving[c] + memory.values_arriving[c];
+        if (c < place.len && out.d_beta.data != nullptr) {
+          write(out.d_beta, place.at(out.d_beta, c), memory.d_beta()[c] + gates.end[c] * both + gates.poison[c]);
+        }
+        const float solved =
+            scale * gates.alpha[c] * memory.state_solved[c] + 0.5f * memory.solutions.weight[c] * (zeta * norm + seen);
+        gates.state_read[c] -= zeta * norm * solved;
+        own[c] = memory.after()[c] - memory.of_q[c] + gates.end[c] * gates.beta[c] * both;
+      });
+  if (out.d_log_decay.data == nullptr) return;
+  sync();
+  // Over the tokens from the last γ = 0 to before t: P's rows less its columns, and what arrives; from t on: the
+  // state's row.
+  sum_over_tokens<double, kTeams>(
+      place.len,
+      [&](int t, int c) {
+        const float before = static_cast<float>(c) >= since[t] ? own[c] : 0;
+        return static_cast<double>(c < t ? before : gates.state_read[c]);
+      },
+      [&](int t, double sum) {
+        write(out.d_log_decay, place.at(out.d_log_decay, t), static_cast<float>(sum) + arriving + gates.poison[t]);
+      });
+}
+
 template <typename Shape>
-__global__ void __launch_bounds__(kTileThreads, 2)
+__global__ void __launch_bounds__(kTeams* kTileThreads, 2)
     gradients(const __grid_constant__ Problem p, const __grid_constant__ Gradients out, Plan plan,
               const __grid_constant__ Scratch scratch) {
   constexpr bool kWhole = Shape::kWhole;
   const std::int64_t slot = block() / p.heads, head = block() % p.heads, task = block();
   if (slot / 2 >= plan.count(p)) return;
-  const Place place = place_of(plan.segments[slot / 2], static_cast<int>(slot % 2), head);
-  if (place.len == 0) return;
+  const Place own_place = place_of(plan.segments[slot / 2], static_cast<int>(slot % 2), head);
+  if (own_place.len == 0) return;
   auto& memory = *reinterpret_cast<GradientsMemory*>(tile_memory());
   const Sides<kWhole> sides(p);
   Gates& gates = memory.gates;
+  const Solutions& solutions = memory.solutions;
   const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
-  const Tile &x = v, &x_lo = d_o, &y = q, state{memory.state, kWidth};
+  const Tile x{memory.x, kChunk}, y{memory.y, kChunk}, state{memory.d_o, kWidth}, last_state{memory.x, kWidth};
+  const Tile left{memory.left, kChunk}, left_x{memory.q, kChunk}, left_y{memory.q + kTileBytes / 4, kChunk};
+  const Tile squares{memory.v, kChunk}, fadings{memory.v + kTileBytes / 4, kChunk};
   const float scale = static_cast<float>(p.options.scale);
   const auto or_nothing = [](float value) { return finite(value) ? value : 0; };
 
   memory.tokens.init();
   memory.states.init();
   sync();
+  const std::uint16_t* solved_tiles = scratch.solved + task * 3 * kChunk * kWidth;
   memory.tokens.request(Piece{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
                         Piece{&memory.solutions, scratch.solutions + task, sizeof(Solutions)},
-                        Piece{memory.k, scratch.tokens + task * 4 * kChunk * kWidth, 4 * kTileBytes});
-  memory.states.request(Piece{state.data, scratch.r.tile(task), kStateBytes});
-  const float norm = or_nothing(scratch.h.norm[task]), u_norm = or_nothing(scratch.u.norm[task]);
-  const float r_given = scratch.r_down[task], g_given = scratch.g_down[task];
-  const float r_down = or_nothing(r_given), g_down = or_nothing(g_given);
-  float inner = 0;  // ⟨R̄', U_0⟩ + ⟨Ḡ', H_0⟩, this thread's share
-  for (int i = tile_thread(); i < kPartials; i += kTileThreads) {
-    inner += scratch.r_inner[task * kPartials + i] * u_norm + scratch.g_inner[task * kPartials + i] * norm;
+                        Piece{memory.k, scratch.packed(task, 0), kTileBytes},
+                        Piece{memory.v, scratch.tokens + task * 3 * kChunk * kWidth, 3 * kTileBytes},
+                        Piece{memory.x, solved_tiles, 2 * kTileBytes});
+  {
+    const float h_norm = or_nothing(scratch.h.norm[task]), u_norm = or_nothing(scratch.u.norm[task]);
+    const float r_down = scratch.r_down[task], g_down = scratch.g_down[task];
+    float inner = 0;
+#pragma unroll 1
+    for (int i = tile_thread(); i < kPartials; i += kTileThreads) {
+      inner += scratch.r_inner[task * kPartials + i] * u_norm + scratch.g_inner[task * kPartials + i] * h_norm;
+    }
+    inner = sum_of_threads(inner, memory.up_k);
+    if (tile_thread() == 0) {
+      memory.place = own_place;
+      memory.h_norm = h_norm;
+      memory.r_down = or_nothing(r_down);
+      memory.g_down = or_nothing(g_down);
+      memory.inner = inner;
+      memory.values_lost = !finite(r_down);
+      memory.keys_lost = !finite(r_down) || !finite(g_down);
+    }
+    sync();
   }
+  const Place& place = memory.place;
+  SharedScores solved;
+  solved.fetch(reinterpret_cast<const float*>(solved_tiles + 2 * kChunk * kWidth));
   memory.tokens.wait(0);
-  each_of(kChunk, [&](int c) {
-    memory.direct[c] = scale * (1 - gates.alpha[c]);
-    memory.share[c] = scale * gates.alpha[c];
-    gates.bad[c] = memory.solutions.bad[c];
-    if (c == 0) gates.any_bad = memory.solutions.any_bad;
-  });
-  gates.lose_before(~0, !finite(r_given) || !finite(g_given));
+  bound_rows(memory, scale);
+  gates.lose_before(kBadKey | kBadQuery | kBadOutput, memory.values_lost);  // for dv
   const auto along_key = [&](const At& at, float a, float b) {
     const Pair key = k.pair(at.row, at.column);
     return key.x * a + key.y * b;
   };
 
-  // The values' part: R̄' v_j, and (v_j·do_c) q_c.
-  Scores values, pairs;
-  values.multiply<Lies::by_columns>(v, d_o);
-  restore<true>(values, gates.v_down, gates.o_down, gates);
-  Wide sum, part;
-  memory.states.wait(0);
-  sum.multiply<Lies::by_columns>(v, state);
-  sum.row_sums(memory.values_arriving, along_key);
+  // (v_j·do_c) q_c needs no solution.
+  const SharedFading fading(gates);
+  SharedScores values, queries, answered;
+  values.queue<Lies::by_columns>(v, d_o);
+  queries.queue<Lies::by_columns>(k, q);
+  SharedScores::finish(values, queries);
   {
-    const auto end = Wide::of_rows(gates.end), v_down = Wide::of_rows(gates.v_down);
-    sum.each([&](const At& at, float& a, float& b) {
-      const float by = end.x[at.r] * v_down.x[at.r] * r_down;
-      a *= by;
-      b *= by;
+    const auto v_down = SharedScores::of_rows(gates.v_down), up = SharedScores::of_rows(memory.up_k);
+    SharedScores::put({left}, [&](const At& at, int i, Pair(&to)[1]) {
+      const Pair m = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at);
+      values[i] *= v_down.x[at.r] * of_o.x;
+      values[i + 1] *= v_down.x[at.r] * of_o.y;
+      to[0] = {values[i] * m.x * (of_q.x * up.x[at.r]), values[i + 1] * m.y * (of_q.y * up.x[at.r])};
     });
   }
+  publish();
   sync();
-  memory.states.request(Piece{state.data, scratch.g.tile(task), kStateBytes});
-  pairs.multiply<Lies::by_columns>(k, q);
-  restore<false>(pairs, gates.k_down, gates.q_down, gates);
+  SharedWide sum, d_v, part;
+  sum.queue<Lies::by_depth, false, kChunk>(left, q);
+  answered.queue<Lies::by_columns>(k, y);
+  SharedWide::finish(sum, answered);
+  sync();
+  // k_j·m_c, which dv takes. Pairs of tokens: (v_j·do_c)(k_j·m_c) − (k_j·x_c)(k_j·y_c), M in them. What x_c and ŷ_c are
+  // weighted with in dk.
   {
-    const auto direct = Scores::of_columns(memory.direct), q_down = Scores::of_columns(gates.q_down);
-    const auto left = values.as_left<false>([&](const At& at, float a, float b) -> Pair {
-      return {a * (direct.x[at.c] * q_down.x[at.c]), b * (direct.x[at.c + 1] * q_down.x[at.c + 1])};
+    const auto k_down = SharedScores::of_rows(gates.k_down), up = SharedScores::of_rows(memory.up_k),
+               up_v = SharedScores::of_rows(memory.up_v);
+    SharedScores::put({left, left_x, left_y}, [&](const At& at, int i, Pair(&to)[3]) {
+      const Pair fade = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at),
+                 of_x = columns(memory.of_x, at), of_y = columns(solutions.y_down, at);
+      const float key = k_down.x[at.r], unit = up.x[at.r], unit_v = key * up_v.x[at.r];
+      const auto weigh = [&](int e, float m, float by_o, float by_q, float by_x, float by_y, float& of_v, float& of_kx,
+                             float& of_ky) {
+        const float of_solved = by_x * solved[i + e], mixed = by_q * queries[i + e] + of_solved;
+        const float read = values[i + e], of_answer = key * (by_y * answered[i + e]);
+        queries[i + e] = key * m * (mixed * read - of_solved * of_answer);
+        of_v = mixed * m * (by_o * unit_v);
+        of_kx = (read - of_answer) * (m * by_x * unit);
+        of_ky = of_solved * (-m * by_y * (key * unit));
+      };
+      weigh(0, fade.x, of_o.x, of_q.x, of_x.x, of_y.x, to[0].x, to[1].x, to[2].x);
+      weigh(1, fade.y, of_o.y, of_q.y, of_x.y, of_y.y, to[0].y, to[1].y, to[2].y);
     });
-    part.multiply(left, q);
-    add_rows(sum, part, left.factor);
   }
+  publish();
   sync();
-  memory.tokens.request(Piece{memory.v, scratch.solved + task * 3 * kChunk * kWidth, 3 * kTileBytes});
-  memory.tokens.wait(1);
+  d_v.queue<Lies::by_depth, false, kChunk>(left, d_o);
+  sum.queue<Lies::by_depth, true, kChunk>(left_x, x);
+  sum.queue<Lies::by_depth, true, kChunk>(left_y, y);
+  SharedWide::finish(d_v, sum);
+  sync();
+  memory.states.request(Piece{state.data, scratch.r.tile(task), kStateBytes});
 
-  // Pairs of tokens, M in them: (v_j·do_c)(k_j·m_c) − (k_j·x_c)(k_j·y_c), and what x_c and ŷ_c are weighted with.
-  {
-    Scores solved, answered;
-    const auto share = Scores::of_columns(memory.share);
-    solved.multiply<Lies::by_columns>(k, x);
-    solved.multiply<Lies::by_columns, true>(k, x_lo);
-    restore<false>(solved, gates.k_down, memory.solutions.x_down, gates);
-    {
-      const auto direct = Scores::of_columns(memory.direct);
-      pairs.each_with(solved, [&](const At& at, float& a, float& b, float x_a, float x_b) {
-        a = direct.x[at.c] * a + share.x[at.c] * x_a;
-        b = direct.x[at.c + 1] * b + share.x[at.c + 1] * x_b;
-      });
+  // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
+  const auto add_state = [&](SharedWide& to, const float* rows, const float* fades, const float* up, float by) {
+    const auto row = SharedWide::of_rows(rows), fade = SharedWide::of_rows(fades), unit = SharedWide::of_rows(up);
+    float factor[sizeof(row.x) / sizeof(float)];
+#pragma unroll
+    for (int r = 0; r < static_cast<int>(sizeof(row.x) / sizeof(float)); ++r) {
+      factor[r] = by * fade.x[r] * row.x[r] * unit.x[r];
     }
-    pairs.each_with(values, [](const At&, float& a, float& b, float v_a, float v_b) { a *= v_a, b *= v_b; });
-    answered.multiply<Lies::by_columns>(k, y);
-    restore<true>(answered, gates.k_down, memory.solutions.y_down, gates);
-    values.each_with(answered, [](const At&, float& a, float& b, float y_a, float y_b) { a -= y_a, b -= y_b; });
-    answered.each_with(solved, [&](const At& at, float& a, float& b, float x_a, float x_b) {
-      a *= share.x[at.c] * x_a;
-      b *= share.x[at.c + 1] * x_b;
-    });
-    pairs.each_with(answered, [](const At&, float& a, float& b, float both_a, float both_b) {
-      a -= both_a;
-      b -= both_b;
-    });
-    {
-      const auto down = Scores::of_columns(memory.solutions.x_down);
-      const auto left = values.as_left<false>([&](const At& at, float a, float b) -> Pair {
-        return {a * (share.x[at.c] * down.x[at.c]), b * (share.x[at.c + 1] * down.x[at.c + 1])};
-      });
-      part.multiply(left, x);
-      add_rows(sum, part, left.factor);
-    }
-    const Fading fading(gates);
-    const auto down = Scores::of_columns(memory.solutions.y_down);
-    const auto left = solved.as_left<false>([&](const At& at, float a, float b) -> Pair {
-      return {-a * fading.to_column(at, 0) * (share.x[at.c] * down.x[at.c]),
-              -b * fading.to_column(at, 1) * (share.x[at.c + 1] * down.x[at.c + 1])};
-    });
-    part.multiply(left, y);
-    add_rows(sum, part, left.factor);
-  }
-  const auto add_faded = [&](const float* rows, float by) {
-    auto factor = Wide::of_rows(rows);
-    const auto down = Wide::of_rows(gates.k_down);
-    for (int i = 0; i < static_cast<int>(sizeof(factor.x) / sizeof(float)); ++i) factor.x[i] *= down.x[i] * by;
-    add_rows(sum, part, factor.x);
+    add_rows(to, part, factor);
   };
-
-  // What arrives: Ḡ' k_j.
-  memory.states.wait(1);
-  part.multiply<Lies::by_columns>(k, state);
-  part.row_sums(memory.arriving, along_key);
-  add_faded(gates.end, 2 * g_down);
+  memory.states.wait(0);
+  part.multiply<Lies::by_columns>(v, state);
+  part.row_sums(memory.values_arriving, along_key);
+  add_state(sum, gates.v_down, gates.end, memory.up_k, memory.r_down);
+  part.multiply<Lies::by_depth>(k, state);
+  add_state(d_v, gates.k_down, gates.end, memory.up_v, memory.r_down);
   sync();
   memory.states.request(Piece{state.data, scratch.h.tile(task), kStateBytes});
-
-  // The nested term between tokens, and its share of the pairs.
   {
-    Scores products, fadings;
-    products.multiply<Lies::by_columns>(k, k);
-    restore<false>(products, gates.k_down, gates.k_down, gates);
-    const Fading fading(gates);
-    const auto beta = Scores::of_columns(gates.beta), k_down = Scores::of_columns(gates.k_down);
-    const auto row_weight = Scores::of_rows(memory.solutions.reach);
-    const auto column_weight = Scores::of_columns(memory.solutions.reach);
-    const auto left = products.as_left<false>([&](const At& at, float a, float b) -> Pair {
-      const auto by = [&](int e) {
-        const bool later = at.row > at.column + e;
-        const float nested =
-            later ? fading.to_row(at, e) * row_weight.x[at.r] : fading.to_column(at, e) * column_weight.x[at.c + e];
-        return -nested * (beta.x[at.c + e] * k_down.x[at.c + e]);
+    const Out<Shape> to(out.d_v, place);
+    const auto there = SharedWide::per_row([&](int row) { return to.data != nullptr && row < place.len; });
+    const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
+               up = SharedWide::of_rows(memory.up_v);
+    d_v.each([&](const At& at, float a, float b) {
+      const float by = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
+      to.put(there.x[at.r], at.row, at.column, a * by + lost, b * by + lost, sides.values);
+    });
+  }
+  // The nested term between tokens; for its share of the pairs Σ_i (k_i·k_j)² M_ic β_i.
+  SharedScores products;
+  products.multiply<Lies::by_columns>(k, k);
+  {
+    const auto row_down = SharedScores::of_rows(gates.k_down), row_weight = SharedScores::of_rows(solutions.reach),
+               up = SharedScores::of_rows(memory.up_k), up_squares = SharedScores::of_rows(memory.up_s);
+    SharedScores::put({left, squares, fadings}, [&](const At& at, int i, Pair(&to)[3]) {
+      const Pair fade = fading.between(at), beta = columns(gates.beta, at), down = columns(gates.k_down, at),
+                 column_weight = columns(solutions.reach, at);
+      const float row = row_down.x[at.r] * up.x[at.r];
+      const auto weigh = [&](int e, float m, float written, float weight, float& of_k, float& square, float& faded) {
+        const float score = products[i + e];
+        of_k = -score * (m * (at.row > at.column + e ? row_weight.x[at.r] : weight)) * (written * row);
+        square = m == 0 ? 0 : score * score * (written * up_squares.x[at.r]);
+        faded = at.row >= at.column + e ? m : 0;
       };
-      return {a * by(0), b * by(1)};
-    });
-    part.multiply(left, k);
-    add_rows(sum, part, left.factor);
-    fadings.each([&](const At& at, float& a, float& b) {
-      a = fading.to_column(at, 0);
-      b = fading.to_column(at, 1);
-    });
-    fadings.store({memory.d_o, kChunk}, 1);
-    const auto squares = products.as_left<false>(
-        [&](const At& at, float a, float b) -> Pair { return {a * a * beta.x[at.c], b * b * beta.x[at.c + 1]}; });
-    publish();
-    sync();
-    products.multiply(squares, {memory.d_o, kChunk});
-    const auto weight = Scores::of_columns(memory.solutions.weight);
-    pairs.each_with(products, [&](const At& at, float& a, float& b, float seen_a, float seen_b) {
-      a -= 0.5f * weight.x[at.c] * squares.factor[at.r] * seen_a * fading.to_column(at, 0);
-      b -= 0.5f * weight.x[at.c + 1] * squares.factor[at.r] * seen_b * fading.to_column(at, 1);
+      weigh(0, fade.x, beta.x * down.x * down.x, column_weight.x, to[0].x, to[1].x, to[2].x);
+      weigh(1, fade.y, beta.y * down.y * down.y, column_weight.y, to[0].y, to[1].y, to[2].y);
     });
   }
+  publish();
+  sync();
+  products.queue<Lies::by_columns, false, kChunk>(squares, fadings);
+  sum.queue<Lies::by_depth, true, kChunk>(left, k);
+  SharedWide::finish(products, sum);
+
   // With the state before the chunk.
-  each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
-  memory.states.wait(0);
-  part.multiply<Lies::by_columns>(k, state);
-  part.row_sums(memory.key_inner, along_key);
-  add_faded(memory.solutions.reach, -norm);
-  {
-    const Out<Shape> to(out.d_k, place);
-    const auto beta = Wide::of_rows(gates.beta), poison = Wide::of_rows(gates.poison);
-    sum.each([&](const At& at, float a, float b) {
-      if (to.data == nullptr || at.row >= place.len || !(kWhole || at.column < sides.dim)) return;
-      to.put(at.row, at.column, beta.x[at.r] * a + poison.x[at.r], beta.x[at.r] * b + poison.x[at.r]);
-    });
-  }
+  memory.states.wait(1);
   part.multiply<Lies::by_columns>(x, state);
   part.row_sums(memory.state_solved, [&](const At& at, float a, float b) {
     const Pair other = y.pair(at.row, at.column);
     return other.x * a + other.y * b;
   });
   sync();
+  memory.states.request(Piece{last_state.data, scratch.g.tile(task), kStateBytes});
+  part.multiply<Lies::by_columns>(k, state);
+  part.row_sums(memory.key_inner, along_key);
+  each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
+  add_state(sum, gates.k_down, solutions.reach, memory.up_k, -memory.h_norm);
+  gates.lose_before(~0, memory.keys_lost);
+  {
+    const auto row_down = SharedScores::of_rows(gates.k_down), up_squares = SharedScores::of_rows(memory.up_s),
+               key_inner = SharedScores::of_rows(memory.key_inner);
+    queries.each_with(products, [&](const At& at, float& a, float& b, float seen_a, float seen_b) {
+      const Pair m = fading.to_column(at), weight = columns(solutions.weight, at), zeta = columns(gates.zeta, at);
+      const float down = 0.5f * row_down.x[at.r] * row_down.x[at.r];
+      const float of_seen = down * inverse_of_power(up_squares.x[at.r]),
+                  of_state = down * memory.h_norm * key_inner.x[at.r];
+      a -= weight.x * m.x * (of_seen * seen_a + of_state * zeta.x);
+      b -= weight.y * m.y * (of_seen * seen_b + of_state * zeta.y);
+    });
+  }
+  queries.row_sums(memory.d_beta(), [](const At&, float a, float b) { return a + b; });
+  {
+    const auto beta = SharedScores::of_rows(gates.beta);
+    queries.each([&](const At& at, float& a, float& b) {
+      a = at.column > at.row ? a * beta.x[at.r] : 0;
+      b = at.column + 1 > at.row ? b * beta.x[at.r] : 0;
+    });
+  }
+  queries.row_sums(memory.after(), [](const At&, float a, float b) { return a + b; });
+  queries.column_sums(gates.parts, memory.of_q);
+
+  // What arrives: Ḡ' k_j.
+  memory.states.wait(0);
+  part.multiply<Lies::by_columns>(k, last_state);
+  part.row_sums(memory.arriving, along_key);
+  {
+    const Out<Shape> to(out.d_k, place);
+    const auto there = SharedWide::per_row([&](int row) { return to.data != nullptr && row < place.len; });
+    const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
+               end = SharedWide::of_rows(gates.end), k_down = SharedWide::of_rows(gates.k_down),
+               up = SharedWide::of_rows(memory.up_k);
+    sum.each_with(part, [&](const At& at, float a, float b, float state_a, float state_b) {
+      const float own = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
+      const float fade = beta.x[at.r] * end.x[at.r] * k_down.x[at.r] * (2 * memory.g_down);
+      to.put(there.x[at.r], at.row, at.column, own * a + fade * state_a + lost, own * b + fade * state_b + lost,
+             sides.dim);
+    });
+  }
+  sync();
   each_of(kChunk, [&](int c) {
     const float key = gates.k_down[c];
     memory.key_inner[c] *= key * key;
-    memory.arriving[c] *= key * key * g_down;
-    memory.values_arriving[c] *= key * gates.v_down[c] * r_down;
-    memory.state_solved[c] *= memory.solutions.x_down[c] * memory.solutions.y_down[c];
+    memory.arriving[c] *= key * key * memory.g_down;
+    memory.values_arriving[c] *= key * gates.v_down[c] * memory.r_down;
+    memory.state_solved[c] *= solutions.x_down[c] * solutions.y_down[c];
   });
-  const float arriving = faded(sum_of_threads(inner, gates.parts), gates.zeta[kChunk - 1]);
-  sync();
-  sum_pairs(out, place, memory, norm, arriving, pairs);
+  sum_pairs(out, memory, scale);
 }
 
 }  // namespace gka::kernels::cuda::hopper::passes

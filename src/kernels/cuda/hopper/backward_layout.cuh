@@ -43,6 +43,9 @@ __device__ __forceinline__ Scale scale_of(std::uint32_t top) {
   return {bits_to_float(exponent), bits_to_float(0x7f000000u - exponent)};
 }
 
+/// 1/x of a power of two.
+__device__ __forceinline__ float inverse_of_power(float x) { return bits_to_float(0x7f000000u - float_to_bits(x)); }
+
 /// float16 in blocks of 64 columns, swizzled as the products want them.
 struct Tile {
   std::uint16_t* data;

@@ -1,9 +1,9 @@
 // The passes of the implicit backward around the second solve, one thread block per chunk and head:
 //
 //   answers    U_c do_c, which is the solve's right-hand side, and the chunk's own part of the gradient of U_0
-//   keys       dq, dα, dv, and the chunk's own part of the gradient of H_0
+//   keys       dq, dα, and the chunk's own part of the gradient of H_0
 //   carry_back what arrives at the end of every chunk from all later ones, along each sequence in reverse
-//   gradients  dk, dβ and dg from the chunk itself and from what arrives
+//   gradients  dk, dv, dβ and dg from the chunk itself and from what arrives
 //
 // With ŷ_c = (H_c + λ_c I)⁻¹ U_c do_c the y_c of docs/mathematics.md is α_c s ŷ_c. All gradients of a token are of the
 // form Σ_{c ≥ j} M_jc (…): masked scores between tokens times tokens, plus what arrives, faded. What is not obvious:
@@ -29,20 +29,22 @@ inline States room_for_states(const Device& device, std::int64_t tasks) {
           .top = allocate<float>(device, tasks)};
 }
 
-/// Queues the carrying of one gradient.
-template <bool kKeys>
-void start_carry_back(const Problem& p, const Plan& plan, const Device& device, const float* zeta, CarryBack c,
-                      float* largest) {
+/// Queues the carrying of both gradients.
+inline void start_carry_back(const Problem& p, const Plan& plan, const Device& device, const float* zeta,
+                             CarryBack of_u, CarryBack of_h) {
   const std::int64_t states = p.sequences * p.heads;
-  c.largest = largest;
-  if (c.start != nullptr) {
-    launch_tiles(find_largest, states, 1024, device.stream, static_cast<std::int64_t>(c.rows) * c.columns, c.start,
+  for (CarryBack* c : {&of_u, &of_h}) {
+    if (c->start == nullptr) continue;
+    float* const largest = allocate<float>(device, states);
+    launch_tiles(find_largest, states, 1024, device.stream, static_cast<std::int64_t>(c->rows) * c->columns, c->start,
                  largest);
+    c->largest = largest;
   }
-  launch_tiles(carry_back<kKeys>, states * (kStateNumbers / 8 / kTileThreads), 0, device.stream, p, plan, zeta, c);
+  launch_tiles(carry_back, 2 * states * (kStateNumbers / 8 / kTileThreads), sizeof(CarryMemory), device.stream, p, plan,
+               zeta, of_u, of_h);
 }
 
-/// Queues a backward pass. `scratch` has H and U already; solve(right, y) queues the solve of
+/// Queues a backward pass. `scratch` has H and U already; solve(right, y, packages) queues the solve of
 /// (H_c + λ_c I) ŷ_c = right_c for all tokens.
 template <typename Shape, typename Solve>
 void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan& plan, const Device& device,
@@ -51,7 +53,9 @@ void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan&
   const int dim = static_cast<int>(p.key_dim), values = static_cast<int>(p.value_dim);
   scratch.udo = allocate<float>(device, tokens * p.key_dim);
   scratch.y = allocate<float>(device, tokens * p.key_dim);
-  scratch.tokens = allocate<std::uint16_t>(device, tasks * 4 * kChunk * kWidth);
+  scratch.packages = allocate<char>(device, tasks * Package<kWidth>::kBytes);
+  scratch.udo_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
+  scratch.tokens = allocate<std::uint16_t>(device, tasks * 3 * kChunk * kWidth);
   scratch.gates = allocate<KeptGates>(device, tasks);
   scratch.solved = allocate<std::uint16_t>(device, tasks * 3 * kChunk * kWidth);
   scratch.solutions = allocate<Solutions>(device, tasks);
@@ -63,38 +67,34 @@ void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan&
   scratch.r = room_for_states(device, tasks);
   scratch.g_down = allocate<float>(device, tasks);
   scratch.r_down = allocate<float>(device, tasks);
-  float* const largest = allocate<float>(device, p.sequences * p.heads);
 
   launch_tiles(answers<Shape>, tasks, sizeof(AnswersMemory), device.stream, p, saved, out, plan, scratch);
-  start_carry_back<false>(p, plan, device, scratch.zeta,
-                          {.parts = scratch.r,
-                           .down = scratch.r_down,
-                           .start = static_cast<const float*>(out.d_u),
-                           .last = static_cast<float*>(out.d_u0),
-                           .rows = dim,
-                           .columns = values,
-                           .states = scratch.u,
-                           .inner = scratch.r_inner},
-                          largest);
-  solve(scratch.udo, scratch.y);
-  launch_tiles(keys<Shape>, tasks, sizeof(KeysMemory), device.stream, p, saved, out, plan, scratch);
-  start_carry_back<true>(p, plan, device, scratch.zeta,
-                         {.parts = scratch.g,
-                          .down = scratch.g_down,
-                          .start = static_cast<const float*>(out.d_h),
-                          .last = static_cast<float*>(out.d_h0),
-                          .rows = dim,
-                          .columns = dim,
-                          .states = scratch.h,
-                          .inner = scratch.g_inner,
-                          .of_h = scratch.of_h},
-                         largest);
+  solve(scratch.udo, scratch.y, scratch.packages);
+  launch_tiles<kTeams>(keys<Shape>, tasks, sizeof(KeysMemory), device.stream, p, saved, out, plan, scratch);
+  start_carry_back(p, plan, device, scratch.zeta,
+                   {.parts = scratch.r,
+                    .down = scratch.r_down,
+                    .start = static_cast<const float*>(out.d_u),
+                    .last = static_cast<float*>(out.d_u0),
+                    .rows = dim,
+                    .columns = values,
+                    .states = scratch.u,
+                    .inner = scratch.r_inner},
+                   {.parts = scratch.g,
+                    .down = scratch.g_down,
+                    .start = static_cast<const float*>(out.d_h),
+                    .last = static_cast<float*>(out.d_h0),
+                    .rows = dim,
+                    .columns = dim,
+                    .states = scratch.h,
+                    .inner = scratch.g_inner,
+                    .of_h = scratch.of_h});
   if (out.d_h0 != nullptr) {
     const std::int64_t numbers = p.sequences * p.heads * dim * dim;
     launch_tiles(make_symmetric, least<std::int64_t>((numbers + kTileThreads - 1) / kTileThreads, 1 << 16), 0,
                  device.stream, p.sequences * p.heads, dim, static_cast<float*>(out.d_h0));
   }
-  launch_tiles(gradients<Shape>, tasks, sizeof(GradientsMemory), device.stream, p, out, plan, scratch);
+  launch_tiles<kTeams>(gradients<Shape>, tasks, sizeof(GradientsMemory), device.stream, p, out, plan, scratch);
 }
 
 }  // namespace gka::kernels::cuda::hopper::passes

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/hopper/backward_chunk.cuh"
+#include "kernels/cuda/hopper/package.cuh"
 
 namespace gka::kernels::cuda::hopper::passes {
 
@@ -34,25 +35,47 @@ struct alignas(16) Solutions {
 /// Numbers that a warp of `carry_back` leaves one of for every chunk.
 inline constexpr int kPartials = kStateNumbers / 8 / kLanes;
 
+/// What `answers` has to know of the solve.
+struct SolveNumbers {
+  float pace, headroom;
+  float least_spread;  // chunks with a token below this are refined; 0: none
+  bool float32;        // U_c do_c as if all were
+};
+
 /// Scratch of one backward call. A slot is half a segment: 2 · segment + half; a task a slot of a head.
 struct Scratch {
-  float* udo;             // [batch, tokens, heads, D]: U_c do_c
-  float* y;               // the same: ŷ
-  std::uint16_t* tokens;  // [tasks, 4] tiles: k, v, do, q
-  KeptGates* gates;       // [tasks]
-  std::uint16_t* solved;  // [tasks, 3] tiles: x, what float16 lost of x, ŷ
-  Solutions* solutions;   // [tasks]
-  float* zeta;            // [tasks]: what is left of a state after the slot
+  float* udo;                // [batch, tokens, heads, D]: U_c do_c of refined chunks
+  float* y;                  // the same of all: ŷ
+  std::uint16_t* udo_tiles;  // [tasks]: U_c do_c of the other chunks
+  std::uint16_t* tokens;     // [tasks, 3] tiles: v, do, q; k is in the package
+  KeptGates* gates;          // [tasks]
+  std::uint16_t* solved;     // [tasks, 3] tiles: x, ŷ; in place of the third the scores k_j·x_c in float32
+  Solutions* solutions;      // [tasks]
+  float* zeta;               // [tasks]: what is left of a state after the slot
   GivenStates h, u;
+  const float* trace;  // [tasks]: of H at the start of each chunk
+  char* packages;      // [tasks]: what the solve begins with
+  SolveNumbers solve;
   float* of_h;               // [tasks]: times H_0/‖H_0‖: the rest of the slot's own part of the gradient of H_0
   States g, r;               // own parts of the gradients of H_0 and U_0, then what arrives, with
   float *g_down, *r_down;    // this for `down`
   float *g_inner, *r_inner;  // [tasks, kPartials]: parts of ⟨Ḡ', H_0⟩/‖H_0‖ and ⟨R̄', U_0⟩/‖U_0‖
+
+  __device__ bool takes_float32(std::int64_t task) const { return solve.float32 || rows(task).refined != 0; }
+  __device__ Unit* packed(std::int64_t task, int bytes) const {
+    return reinterpret_cast<Unit*>(packages + task * Package<kWidth>::kBytes + bytes);
+  }
+  __device__ ChunkRows& rows(std::int64_t task) const {
+    return *reinterpret_cast<ChunkRows*>(packed(task, Package<kWidth>::kRows));
+  }
 };
 
-using Wide = Product<1, kWidth>;
 using Square = Product<2, kWidth>;
 using Scores = Product<1, kChunk>;
+/// The same of two warpgroups.
+using SharedWide = Product<1, kWidth, kTeams>;
+using SharedSquare = Product<2, kWidth, kTeams>;
+using SharedScores = Product<1, kChunk, kTeams>;
 
 /// What a kernel is compiled for. kWhole: D = V = 128, and all views are of that type and lie aligned.
 template <DType kType_, bool kWhole_>
@@ -70,73 +93,38 @@ struct Sides {
       : dim(kWhole ? kWidth : static_cast<int>(p.key_dim)), values(kWhole ? kWidth : static_cast<int>(p.value_dim)) {}
 };
 
-/// M_jc at a place of a product, where the column is the later token (c), or the row is; 0 else.
+/// M_jc at a place of a product where the row is the later token; 0 else.
 struct Fading {
   Scores::OfRows row;
   Scores::OfColumns column;
 
   __device__ explicit Fading(const Gates& gates)
       : row(Scores::of_rows(gates.reach)), column(Scores::of_columns(gates.reach)) {}
-  __device__ __forceinline__ float to_column(const At& at, int e) const {
-    return at.column + e < at.row ? 0 : power_of_two(column.x[at.c + e] - row.x[at.r]);
-  }
   __device__ __forceinline__ float to_row(const At& at, int e) const {
     return at.column + e > at.row ? 0 : power_of_two(row.x[at.r] - column.x[at.c + e]);
   }
 };
 
-/// Rows and columns of scores times the powers of two that their operands' rows were divided by, and M if asked.
-template <bool kFaded>
-__device__ __forceinline__ void restore(Scores& scores, const float* rows, const float* columns, const Gates& gates) {
-  const Fading fading(gates);
-  const auto row = Scores::of_rows(rows);
-  const auto column = Scores::of_columns(columns);
-  scores.each([&](const At& at, float& x, float& y) {
-    x *= row.x[at.r] * column.x[at.c];
-    y *= row.x[at.r] * column.x[at.c + 1];
-    if constexpr (kFaded) {
-      x *= fading.to_column(at, 0);
-      y *= fading.to_column(at, 1);
-    }
-  });
-}
 /// sum += part, row by row times factor.
-template <typename Factor>
-__device__ __forceinline__ void add_rows(Wide& sum, const Wide& part, const Factor& factor) {
+template <typename Product, typename Factor>
+__device__ __forceinline__ void add_rows(Product& sum, const Product& part, const Factor& factor) {
   sum.each_with(part, [&](const At& at, float& x, float& y, float a, float b) {
     x += factor[at.r] * a;
     y += factor[at.r] * b;
   });
 }
 
-/// One query with its solution: m = q + α (x − q), and x.
-struct Mixed {
-  Eight q, x;
-
-  template <DType kType>
-  __device__ static Mixed of(const Unit& q, const Eight& solved, float sigma) {
-    Mixed mixed{unpack<kType>(q), {}};
-#pragma unroll
-    for (int e = 0; e < 8; ++e) mixed.x.x[e] = solved.x[e] * sigma;
-    return mixed;
-  }
-  __device__ Eight at(float alpha, float scale) const {
-    Eight m;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) m.x[e] = scale * (q.x[e] + alpha * (x.x[e] - q.x[e]));
-    return m;
-  }
-};
-
-/// A product as a state's tile in shared memory, `room`, and on to global memory; `lost`: as a lost one. Barriers
-/// inside: before the tile is written, and after it was sent.
-__device__ __forceinline__ void send_state(Square& product, const Tile& room, const States& to, std::int64_t task,
-                                           bool lost, Gates& gates) {
-  const std::uint32_t top = product.largest(reinterpret_cast<std::uint32_t*>(gates.parts));
+/// A product times a power of two, `unit`, as a state's tile in shared memory, `room`, and on to global memory; `lost`:
+/// as a lost one. Barriers inside: before the tile is written, and after it was sent.
+template <typename Product>
+__device__ __forceinline__ void send_state(Product& product, float unit, const Tile& room, const States& to,
+                                           std::int64_t task, bool lost, Gates& gates) {
+  const float largest = bits_to_float(product.largest(reinterpret_cast<std::uint32_t*>(gates.parts))) * unit;
+  const std::uint32_t top = float_to_bits(largest);
   const Scale scale = scale_of(top);
   const bool fine = usable(top) && !lost;
   if (fine) {
-    product.store(room, scale.up);
+    product.store(room, scale.up * unit);
   } else {
     each_unit_of_state([&](int row, int u) { room.put(row, u, Unit{}); });
   }
@@ -145,7 +133,7 @@ __device__ __forceinline__ void send_state(Square& product, const Tile& room, co
   send_tile(to.tile(task), room.data, kStateBytes);
   if (tile_thread() == 0) {
     to.down[task] = fine ? scale.down : bits_to_float(0x7fc00000u);
-    to.top[task] = fine ? bits_to_float(top) : bits_to_float(0x7fc00000u);
+    to.top[task] = fine ? largest : bits_to_float(0x7fc00000u);
   }
 }
 

@@ -12,6 +12,8 @@
 namespace gka::kernels::cuda::hopper::passes {
 
 inline constexpr int kTileThreads = 128;
+/// Warpgroups that share a chunk where a kernel says so: each has half of the columns of every product.
+inline constexpr int kTeams = 2;
 
 __device__ __forceinline__ int tile_thread() { return static_cast<int>(threadIdx.x); }
 /// The block's shared memory, from a multiple of 1,024 on: what is swizzled begins at such.
@@ -20,10 +22,10 @@ __device__ inline char* tile_memory() {
   return tile_bytes;
 }
 
-template <typename... Parameters, typename... Arguments>
+template <int kGroups = 1, typename... Parameters, typename... Arguments>
 void launch_tiles(void (*kernel)(Parameters...), std::int64_t grid, int shared_bytes, void* stream,
                   Arguments&&... arguments) {
-  launch_blocks_of<kTileThreads>(kernel, grid, shared_bytes, stream, std::forward<Arguments>(arguments)...);
+  launch_blocks_of<kGroups * kTileThreads>(kernel, grid, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
 /// 2^x, exactly 0 from −127 down.
@@ -31,6 +33,21 @@ __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+/// log₂ |x| nearly, −∞ for 0.
+__device__ __forceinline__ float logarithm(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(fabsf(x)));
+  return y;
+}
+/// What a lane of the warp has.
+__device__ __forceinline__ float of_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+/// The largest of eight 16-bit numbers without their signs, as bits.
+__device__ __forceinline__ std::uint32_t largest_word(const Unit& unit) {
+  constexpr unsigned kUnsigned = 0x7fff7fffu;
+  const unsigned both = __vmaxu2(__vmaxu2(unit.words[0] & kUnsigned, unit.words[1] & kUnsigned),
+                                 __vmaxu2(unit.words[2] & kUnsigned, unit.words[3] & kUnsigned));
+  return most(both & 0xffffu, both >> 16);
 }
 /// Sets bits that several threads may set at once.
 __device__ __forceinline__ void mark(int* word, int bits) { atomicOr(word, bits); }
@@ -65,6 +82,14 @@ __device__ __forceinline__ std::uint32_t pack_bfloats(float x, float y) { return
 __device__ __forceinline__ void copy_sixteen(void* to, const void* from, bool zero) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(zero ? 0 : 16)
                : "memory");
+}
+
+/// What was asked for since the last call belongs together; `wait_for_copies_but`: until no more than kLeft of these
+/// are still under way.
+__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+__device__ __forceinline__ void wait_for_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
 /// Bytes from global to shared memory, both at multiples of 16.
@@ -120,13 +145,22 @@ __device__ inline void wait_until_sent() {
 
 // ---- Tiles ------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ std::uint64_t described(const Tile& tile) { return descriptor(tile.data, tile.rows * 128); }
+/// tile_thread(), of which the compiler knows only that it is not negative.
+__device__ __forceinline__ unsigned hidden_thread() { return static_cast<unsigned>(opaque(tile_thread())); }
+/// The same descriptor, found anew for every product, not kept in registers from the first one on.
+__device__ __forceinline__ std::uint64_t hidden(std::uint64_t descriptor) {
+  return (descriptor & 0xffffffff00000000u) |
+         static_cast<std::uint32_t>(opaque(static_cast<int>(static_cast<std::uint32_t>(descriptor))));
+}
+__device__ __forceinline__ std::uint64_t described(const Tile& tile) {
+  return hidden(descriptor(tile.data, tile.rows * 128));
+}
 
 /// For every unit of eight columns of 64 rows: measure(row, unit, load(row, unit), of_row) adds to what its row has in
 /// common, and finish(row, unit, loaded, of_row) gets it. kAtOnce loads are under way at a time.
-template <int kTops, int kSums, int kAtOnce, typename Load, typename Measure, typename Finish>
+template <int kTops, int kSums, int kAtOnce, int kGroups = 1, typename Load, typename Measure, typename Finish>
 __device__ __forceinline__ void sweep_rows(Load&& load, Measure&& measure, Finish&& finish) {
-  constexpr int kUnits = kWidth / 8, kApart = kTileThreads / kUnits;
+  constexpr int kUnits = kWidth / 8, kApart = kGroups * kTileThreads / kUnits;
   const int unit = tile_thread() % kUnits;
 #pragma unroll 1
   for (int first = tile_thread() / kUnits; first < kChunk; first += kApart * kAtOnce) {
@@ -149,13 +183,36 @@ __device__ __forceinline__ void sweep_rows(Load&& load, Measure&& measure, Finis
   }
 }
 
-/// The largest of all threads' words, for every thread; `parts` is room for 4. A barrier inside.
+/// For both halves of 64 rows, eight units each: finish(row, first unit, load(row, first unit), top), where top is the
+/// most that measure(loaded) gave for the row.
+template <typename Load, typename Measure, typename Finish>
+__device__ __forceinline__ void sweep_half_rows(Load&& load, Measure&& measure, Finish&& finish) {
+  const int lane = tile_thread() % 32, row = tile_thread() / 32 * 16 + lane % 16, first = lane / 16 * 8;
+  const auto loaded = load(row, first);
+  const std::uint32_t top = measure(loaded);
+  finish(row, first, loaded, most(top, __shfl_xor_sync(0xffffffffu, top, 16)));
+}
+
+/// The largest of 64 numbers' sizes, as bits, for every thread.
+__device__ __forceinline__ std::uint32_t largest_of_tokens(const float* values) {
+  const int lane = tile_thread() % 32;
+  std::uint32_t top = most(size_bits(values[lane]), size_bits(values[lane + 32]));
+#pragma unroll
+  for (int reach = 16; reach > 0; reach /= 2) top = most(top, __shfl_xor_sync(0xffffffffu, top, reach));
+  return top;
+}
+
+/// The largest of all threads' words, for every thread; `parts` is room for 4 of each group. A barrier inside.
+template <int kGroups = 1>
 __device__ __forceinline__ std::uint32_t most_of_threads(std::uint32_t own, std::uint32_t* parts) {
 #pragma unroll
   for (int reach = 16; reach > 0; reach /= 2) own = most(own, __shfl_xor_sync(0xffffffffu, own, reach));
   if (tile_thread() % 32 == 0) parts[tile_thread() / 32] = own;
   sync();
-  return most(most(parts[0], parts[1]), most(parts[2], parts[3]));
+  std::uint32_t top = 0;
+#pragma unroll
+  for (int i = 0; i < 4 * kGroups; ++i) top = most(top, parts[i]);
+  return top;
 }
 /// Every unit of a state: body(row, unit).
 template <typename Body>
@@ -165,12 +222,65 @@ __device__ __forceinline__ void each_unit_of_state(Body&& body) {
   for (int i = tile_thread(); i < kWidth * kUnits; i += kTileThreads) body(i / kUnits, i % kUnits);
 }
 
-/// The sum of all threads' numbers, for every thread; `parts` is room for 4 numbers.
+/// The sum of the numbers of all threads of the first group, for every thread; `parts` is room for 4 numbers.
 __device__ inline float sum_of_threads(float own, float* parts) {
   own = sum_lanes(own);
-  if (tile_thread() % 32 == 0) parts[tile_thread() / 32] = own;
+  if (tile_thread() % 32 == 0 && tile_thread() < kTileThreads) parts[tile_thread() / 32] = own;
   sync();
   return parts[0] + parts[1] + (parts[2] + parts[3]);
+}
+
+/// Running maxima of 64 numbers, in place: from the last one down, or from the first up.
+struct Running {
+  float* values;
+  bool down;
+};
+/// Of kCount such rows, pick(0) …, one for each warp.
+template <int kCount, typename Pick>
+__device__ __forceinline__ void running_largest(Pick&& pick) {
+  if (tile_thread() / 32 >= kCount) return;
+  __syncwarp();
+  const Running run = pick(tile_thread() / 32);
+  const int lane = tile_thread() % 32;
+  Pair* const at = reinterpret_cast<Pair*>(run.values) + (run.down ? 31 - lane : lane);
+  const Pair pair = *at;
+  const float first = run.down ? pair.y : pair.x, second = fmaxf(pair.x, pair.y);
+  float before = second;
+#pragma unroll
+  for (int reach = 1; reach < 32; reach *= 2) before = fmaxf(before, __shfl_up_sync(0xffffffffu, before, reach));
+  before = __shfl_up_sync(0xffffffffu, before, 1);
+  const float one = lane == 0 ? first : fmaxf(before, first), both = lane == 0 ? second : fmaxf(before, second);
+  *at = run.down ? Pair{both, one} : Pair{one, both};
+}
+/// finish(c, Σ 2^(kPower |reach_c − reach_i|) value(i)) over the tokens i ≥ c (kDown) or i ≤ c, by the first warp.
+template <bool kDown, int kPower, typename Value, typename Finish>
+__device__ __forceinline__ void decayed_sums(const float* reach, Value&& value, Finish&& finish) {
+  if (tile_thread() >= 32) return;
+  __syncwarp();
+  const int lane = tile_thread(), near = kDown ? 63 - 2 * lane : 2 * lane, far = kDown ? near - 1 : near + 1;
+  const auto fade = [](float from, float to) { return power_of_two(-kPower * fabsf(to - from)); };
+  const float near_reach = reach[near], far_reach = reach[far], own = value(near);
+  float sum = value(far) + fade(near_reach, far_reach) * own;
+#pragma unroll
+  for (int apart = 1; apart < 32; apart *= 2) {
+    const float other = __shfl_up_sync(0xffffffffu, sum, apart), from = __shfl_up_sync(0xffffffffu, far_reach, apart);
+    if (lane >= apart) sum += fade(from, far_reach) * other;
+  }
+  const float before = __shfl_up_sync(0xffffffffu, sum, 1), from = __shfl_up_sync(0xffffffffu, far_reach, 1);
+  finish(near, lane == 0 ? own : own + fade(from, near_reach) * before);
+  finish(far, sum);
+}
+/// finish(t, Σ_c term(t, c)) for tokens t < count of the chunk and all its tokens c, by the threads of kGroups.
+template <typename Sum, int kGroups, typename Term, typename Finish>
+__device__ __forceinline__ void sum_over_tokens(int count, Term&& term, Finish&& finish) {
+  constexpr int kShare = kGroups * kTileThreads / kChunk;
+  const int t = tile_thread() / kShare, own = tile_thread() % kShare;
+  Sum sum = 0;
+#pragma unroll 4
+  for (int c = own; c < kChunk; c += kShare) sum += term(t, c);
+#pragma unroll
+  for (int reach = 1; reach < kShare; reach *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, reach);
+  if (own == 0 && t < count) finish(t, sum);
 }
 
 /// The sum of values[0 … c] in thread c < 64, of which each such thread gives its own; `carry` is room for one.
@@ -205,16 +315,19 @@ struct Left {
   float factor[2];  // what a row of a product is to be multiplied by
 };
 
-/// 64 · kBlocks rows and kN columns in the registers of the warpgroup.
-template <int kBlocks, int kN>
+/// 64 · kBlocks rows and kN columns in the registers of the warpgroup, or of kGroups of them, which have kN / kGroups
+/// columns each and all take part in whatever is done.
+template <int kBlocks, int kN, int kGroups = 1>
 class Product {
+  static constexpr int kOwn = kN / kGroups;
+
  public:
   /// A number for each row, or column, that this thread has to do with.
   struct OfRows {
     float x[2 * kBlocks];
   };
   struct OfColumns {
-    float x[kN / 4];
+    float x[kOwn / 4];
   };
   static __device__ __forceinline__ OfRows of_rows(const float* values) {
     OfRows own;
@@ -225,7 +338,7 @@ class Product {
   static __device__ __forceinline__ OfColumns of_columns(const float* values) {
     OfColumns own;
 #pragma unroll
-    for (int i = 0; i < kN / 8; ++i) {
+    for (int i = 0; i < kOwn / 8; ++i) {
       const Pair pair = *reinterpret_cast<const Pair*>(values + 8 * i + first_column());
       own.x[2 * i] = pair.x;
       own.x[2 * i + 1] = pair.y;
@@ -233,45 +346,71 @@ class Product {
     return own;
   }
 
+  /// of(row) for each row that this thread has to do with.
+  template <typename Of>
+  static __device__ __forceinline__ auto per_row(Of&& of) {
+    struct {
+      decltype(of(0)) x[2 * kBlocks];
+    } own;
+    const Own place;
+#pragma unroll
+    for (int r = 0; r < 2 * kBlocks; ++r) own.x[r] = of(place.row + 64 * (r / 2) + 8 * (r % 2));
+    return own;
+  }
   /// body(at, x, y), which may change the numbers.
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) {
+    const Own own;
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
-      for (int i = 0; i < kN / 2; i += 2) body(at(m, i), c_[m][i], c_[m][i + 1]);
+      for (int i = 0; i < kOwn / 2; i += 2) body(own.at(m, i), c_[m][i], c_[m][i + 1]);
     }
   }
+  /// Number i of those that this thread has.
+  __device__ __forceinline__ float& operator[](int i) { return c_[0][i]; }
   /// The same with the numbers of another one at the same place.
   template <typename Body>
   __device__ __forceinline__ void each_with(const Product& other, Body&& body) {
+    const Own own;
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
-      for (int i = 0; i < kN / 2; i += 2) {
-        body(at(m, i), c_[m][i], c_[m][i + 1], other.c_[m][i], other.c_[m][i + 1]);
+      for (int i = 0; i < kOwn / 2; i += 2) {
+        body(own.at(m, i), c_[m][i], c_[m][i + 1], other.c_[m][i], other.c_[m][i + 1]);
       }
     }
   }
 
-  /// = A B, with A of 64 rows and 128 columns; kAdd: += A B.
-  template <Lies kLies, bool kAdd = false>
+  /// = A B, with A of 64 rows and kDepth columns; kAdd: += A B.
+  template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
   __device__ __forceinline__ void multiply(const Tile& a, const Tile& b) {
+    queue<kLies, kAdd, kDepth>(a, b);
+    finish(*this);
+  }
+  /// The same, known after `finish`, which may take several: nothing may be done with them in between.
+  template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
+  __device__ __forceinline__ void queue(const Tile& a, const Tile& b) {
     static_assert(kBlocks == 1);
-    const std::uint64_t left = described(a), right = described(b);
+    const std::uint64_t left = described(a), right = own_part<kLies>(b);
     begin<kAdd>();
 #pragma unroll
-    for (int s = 0; s < kWidth / 16; ++s) {
+    for (int s = 0; s < kDepth / 16; ++s) {
       mma<false, kLies == Lies::by_depth, true>(
           c_[0], k_major_step(left, s, a.rows),
           kLies == Lies::by_depth ? mn_major_step(right, s) : k_major_step(right, s, b.rows), kAdd || s > 0);
     }
-    end();
+  }
+  template <typename... Products>
+  static __device__ __forceinline__ void finish(Products&... products) {
+    wgmma_commit();
+    wgmma_wait<0>();
+    (products.release(), ...);
   }
   /// = A B with A in registers; B has 64 rows, which are summed over.
   template <bool kLo>
   __device__ __forceinline__ void multiply(const Left<kLo>& a, const Tile& b) {
-    static_assert(kBlocks == 1);
+    static_assert(kBlocks == 1 && kGroups == 1);
     const std::uint64_t right = described(b);
     begin<false>();
 #pragma unroll
@@ -285,7 +424,7 @@ class Product {
   /// = AᵀB over the 64 rows of both; kAdd: += AᵀB.
   template <bool kAdd>
   __device__ __forceinline__ void outer(const Tile& a, const Tile& b) {
-    const std::uint64_t right = described(b);
+    const std::uint64_t right = own_part<Lies::by_depth>(b);
     begin<kAdd>();
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
@@ -301,12 +440,13 @@ class Product {
   /// The numbers value(at, x, y) as a left operand.
   template <bool kLo, typename Value>
   __device__ __forceinline__ Left<kLo> as_left(Value&& value) {
-    static_assert(kBlocks == 1 && kN == kChunk);
+    static_assert(kBlocks == 1 && kN == kChunk && kGroups == 1);
+    const Own own;
     float v[kN / 2];
     float top[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < kN / 2; i += 2) {
-      const Pair pair = value(at(0, i), c_[0][i], c_[0][i + 1]);
+      const Pair pair = value(own.at(0, i), c_[0][i], c_[0][i + 1]);
       v[i] = pair.x;
       v[i + 1] = pair.y;
       top[i / 2 % 2] = fmaxf(top[i / 2 % 2], fmaxf(fabsf(pair.x), fabsf(pair.y)));
@@ -330,7 +470,55 @@ class Product {
     return left;
   }
 
-  /// out[row] = Σ over columns of term(at, x, y). A barrier must follow.
+  /// Left operands: tiles of numbers that value(at, i, pairs) gives, one pair for each tile,
+  /// for the numbers i and i + 1 of any product of this kind.
+  template <int kTiles, typename Value>
+  static __device__ __forceinline__ void put(const Tile (&to)[kTiles], Value&& value) {
+    static_assert(kBlocks == 1);
+    const Own own;
+    const unsigned thread = hidden_thread(), lane = thread % 32, matrix = lane / 8;
+    const unsigned row = thread % kTileThreads / 32 * 16 + matrix % 2 * 8 + lane % 8;
+    const unsigned first = kGroups == 1 ? 0 : thread / kTileThreads * kOwn;
+#pragma unroll
+    for (int i = 0; i < kOwn / 2; i += 8) {
+      std::uint32_t w[kTiles][4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        Pair pairs[kTiles];
+        value(own.at(0, i + 2 * j), i + 2 * j, pairs);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) w[t][j] = pack_half(pairs[t].x, pairs[t].y);
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        store_matrices(
+            shared_address(to[t].at(static_cast<int>(row), static_cast<int>(first + (i / 4 + matrix / 2) * 8))),
+            w[t][0], w[t][1], w[t][2], w[t][3]);
+      }
+    }
+  }
+
+  /// To global memory and back, 64 · kN numbers in no order that anybody else knows.
+  __device__ __forceinline__ void save(float* to) const {
+    static_assert(kBlocks == 1);
+#pragma unroll
+    for (int i = 0; i < kOwn / 2; i += 4) {
+      reinterpret_cast<Quad*>(to)[i / 4 * kGroups * kTileThreads + tile_thread()] = {c_[0][i], c_[0][i + 1],
+                                                                                     c_[0][i + 2], c_[0][i + 3]};
+    }
+  }
+  __device__ __forceinline__ void fetch(const float* from) {
+    static_assert(kBlocks == 1);
+#pragma unroll
+    for (int i = 0; i < kOwn / 2; i += 4) {
+      const Quad quad = read_quad(from + (i / 4 * kGroups * kTileThreads + tile_thread()) * 4);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) c_[0][i + e] = quad.x[e];
+    }
+  }
+
+  /// out[row] = Σ over columns of term(at, x, y). A barrier must follow. Several groups: += instead (two numbers to 0,
+  /// so that their order does not matter).
   template <typename Term>
   __device__ __forceinline__ void row_sums(float* out, Term&& term) {
     static_assert(kBlocks == 1);
@@ -340,15 +528,20 @@ class Product {
     for (int r = 0; r < 2; ++r) {
       total[r] += __shfl_xor_sync(0xffffffffu, total[r], 1);
       total[r] += __shfl_xor_sync(0xffffffffu, total[r], 2);
-      if (tile_thread() % 4 == 0) out[first_row() + 8 * r] = total[r];
+      if (tile_thread() % 4 != 0) continue;
+      if constexpr (kGroups == 1) {
+        out[first_row() + 8 * r] = total[r];
+      } else {
+        atomicAdd(out + first_row() + 8 * r, total[r]);
+      }
     }
   }
   /// out[column] = Σ over rows; `parts` is room for 4 · kN numbers. Barriers inside; one must follow.
   __device__ __forceinline__ void column_sums(float* parts, float* out) {
     static_assert(kBlocks == 1);
-    const int warp = tile_thread() / 32;
+    const int warp = tile_thread() % kTileThreads / 32;
 #pragma unroll
-    for (int i = 0; i < kN / 8; ++i) {
+    for (int i = 0; i < kOwn / 8; ++i) {
       float x = c_[0][4 * i] + c_[0][4 * i + 2], y = c_[0][4 * i + 1] + c_[0][4 * i + 3];
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) {
@@ -364,34 +557,102 @@ class Product {
     const int c = tile_thread();
     if (c < kN) out[c] = parts[c] + parts[kN + c] + (parts[2 * kN + c] + parts[3 * kN + c]);
   }
-  /// The largest bits of a number's size, for every thread; `parts` is room for 4 words. A barrier inside.
+  /// The largest bits of a number's size, for every thread; `parts` is room for 4 words of each group. A barrier
+  /// inside.
   __device__ __forceinline__ std::uint32_t largest(std::uint32_t* parts) {
     std::uint32_t top = 0;
     each([&](const At&, float x, float y) { top = most(top, most(size_bits(x), size_bits(y))); });
-    return most_of_threads(top, parts);
+    return most_of_threads<kGroups>(top, parts);
   }
-  /// As a tile, times `by`.
+  /// The largest |x| of each row this thread has to do with.
+  __device__ __forceinline__ OfRows tops() {
+    OfRows top{};
+    each([&](const At& at, float x, float y) { top.x[at.r] = fmaxf(top.x[at.r], fmaxf(fabsf(x), fabsf(y))); });
+#pragma unroll
+    for (float& x : top.x) {
+      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+    }
+    return top;
+  }
+  /// body(row, r), by one thread for every row.
+  template <typename Body>
+  __device__ __forceinline__ void each_row(Body&& body) {
+    if (tile_thread() % 4 != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2 * kBlocks; ++r) body(first_row() + 64 * (r / 2) + 8 * (r % 2), r);
+  }
+  /// As float16 in the order in which threads hold them, times by(at): of rows of several products, this is number
+  /// `turn`.
+  template <typename By>
+  __device__ __forceinline__ void keep(Unit* to, int turn, By&& by) {
+    static_assert(kBlocks == 1 && kGroups == 1);
+    const Own own;
+#pragma unroll
+    for (int i = 0; i < kN / 2; i += 8) {
+      Unit unit;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const float factor = by(own.at(0, i + 2 * w));
+        unit.words[w] = pack_half(c_[0][i + 2 * w] * factor, c_[0][i + 2 * w + 1] * factor);
+      }
+      to[(turn * (kN / 16) + i / 8) * kTileThreads + tile_thread()] = unit;
+    }
+  }
+  /// As a tile, times `by`, or times by(r) for each row.
   __device__ __forceinline__ void store(const Tile& to, float by) {
-    const int lane = tile_thread() % 32, matrix = lane / 8, row = tile_thread() / 32 * 16 + matrix % 2 * 8 + lane % 8;
+    store_rows(to, [&](int) { return by; });
+  }
+  template <typename By>
+  __device__ __forceinline__ void store_rows(const Tile& to, By&& by) {
+    const unsigned thread = hidden_thread(), lane = thread % 32, matrix = lane / 8;
+    const unsigned row = thread % kTileThreads / 32 * 16 + matrix % 2 * 8 + lane % 8;
+    const unsigned first = kGroups == 1 ? 0 : thread / kTileThreads * kOwn;
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
-      for (int i = 0; i < kN / 2; i += 8) {
+      for (int i = 0; i < kOwn / 2; i += 8) {
         std::uint32_t w[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) w[j] = pack_half(c_[m][i + 2 * j] * by, c_[m][i + 2 * j + 1] * by);
-        store_matrices(shared_address(to.at(64 * m + row, (i / 4 + matrix / 2) * 8)), w[0], w[1], w[2], w[3]);
+        for (int j = 0; j < 4; ++j) {
+          const float factor = by(2 * m + j % 2);
+          w[j] = pack_half(c_[m][i + 2 * j] * factor, c_[m][i + 2 * j + 1] * factor);
+        }
+        store_matrices(
+            shared_address(to.at(static_cast<int>(64 * m + row), static_cast<int>(first + (i / 4 + matrix / 2) * 8))),
+            w[0], w[1], w[2], w[3]);
       }
     }
   }
 
  private:
-  float c_[kBlocks][kN / 2];
+  float c_[kBlocks][kOwn / 2];
 
-  static __device__ __forceinline__ int first_row() { return tile_thread() / 32 * 16 + tile_thread() % 32 / 4; }
-  static __device__ __forceinline__ int first_column() { return tile_thread() % 4 * 2; }
-  static __device__ __forceinline__ At at(int m, int i) {
-    return {first_row() + 64 * m + 8 * (i / 2 % 2), i / 4 * 8 + first_column(), 2 * m + i / 2 % 2, i / 4 * 2};
+  static __device__ __forceinline__ int own_columns() { return kGroups == 1 ? 0 : tile_thread() / kTileThreads * kOwn; }
+  static __device__ __forceinline__ int first_row() {
+    return tile_thread() % kTileThreads / 32 * 16 + tile_thread() % 32 / 4;
+  }
+  static __device__ __forceinline__ int first_column() { return own_columns() + tile_thread() % 4 * 2; }
+  /// Where this thread's numbers are: found anew wherever they are gone through, because dozens of places in registers
+  /// are dear.
+  struct Own {
+    int row, column;
+
+    __device__ __forceinline__ Own() {
+      const unsigned thread = hidden_thread();
+      row = static_cast<int>(thread % kTileThreads / 32 * 16 + thread % 32 / 4);
+      column = static_cast<int>((kGroups == 1 ? 0 : thread / kTileThreads * kOwn) + thread % 4 * 2);
+    }
+    __device__ __forceinline__ At at(int m, int i) const {
+      return {row + 64 * m + 8 * (i / 2 % 2), i / 4 * 8 + column, 2 * m + i / 2 % 2, i / 4 * 2};
+    }
+  };
+  /// The group's columns of a right operand.
+  template <Lies kLies>
+  static __device__ __forceinline__ std::uint64_t own_part(const Tile& b) {
+    static_assert(kGroups == 1 || kLies == Lies::by_columns || kOwn == 64);
+    const int skipped = kLies == Lies::by_columns ? own_columns() * 64 : own_columns() * b.rows;
+    return descriptor(b.data + skipped, b.rows * 128);
   }
   template <bool kAdd>
   __device__ __forceinline__ void begin() {
@@ -401,12 +662,13 @@ class Product {
     }
     wgmma_fence();
   }
-  __device__ __forceinline__ void end() {
-    wgmma_commit();
-    wgmma_wait<0>();
+  __device__ __forceinline__ void end() { finish(*this); }
+  __device__ __forceinline__ void release() {
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) hold(c_[m]);
   }
+  template <int, int, int>
+  friend class Product;
 };
 
 }  // namespace gka::kernels::cuda::hopper::passes

@@ -12,12 +12,12 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/hopper/package.cuh"
 #include "kernels/cuda/hopper/wgmma.cuh"
 #include "kernels/cuda/segments.cuh"
 
 namespace gka::kernels::cuda::hopper {
 
-inline constexpr int kTokens = 64;          // of a chunk
 inline constexpr int kWarpgroup = 128;      // threads of a block
 inline constexpr double kForget = -1e6;     // log γ of γ = 0
 inline constexpr double kForgets = -745.2;  // below this γ is 0 in float64
@@ -41,13 +41,8 @@ struct Cut {
   __device__ std::int64_t count(const Problem& p) const { return group_begin[p.sequences]; }
 };
 
-/// Consecutive tokens of one sequence.
-struct Stretch {
-  std::int64_t batch, begin, length;
-};
-
-/// One block finds segments and groups of every sequence.
-static __global__ void make_cut(const __grid_constant__ Problem p, Cut cut) {
+/// One block of kThreads finds segments and groups of every sequence.
+__device__ inline void find_cut(const Problem& p, const Cut& cut) {
   __shared__ std::int64_t sums[2][kThreads];
   const std::int64_t share = (p.sequences + kThreads - 1) / kThreads;
   const std::int64_t from = thread() * share, to = least(from + share, p.sequences);
@@ -105,29 +100,41 @@ static __global__ void make_cut(const __grid_constant__ Problem p, Cut cut) {
   }
 }
 
+static __global__ void __launch_bounds__(kThreads) make_cut(const __grid_constant__ Problem p, Cut cut) {
+  find_cut(p, cut);
+}
+
 __device__ inline Stretch tokens_of(const Cut& cut, const Group& group) {
   const Segment first = cut.plan.segments[group.segment], last = cut.plan.segments[group.segment + group.count - 1];
   return {first.batch, first.begin, last.begin + last.length - first.begin};
 }
-__device__ inline Stretch tokens_of(const Plan& plan, std::int64_t slot) {
+__device__ inline Stretch tokens_of(const Plan& plan, int slot) {
   const Segment s = plan.segments[slot / 2];
-  const std::int64_t skip = slot % 2 * kTokens;
+  const int skip = slot % 2 * kTokens;
   return {s.batch, s.begin + skip, least<std::int64_t>(s.length - skip, kTokens)};
+}
+/// The same where sequences are not packed: nobody needs a plan then.
+__device__ inline Stretch tokens_of_row(const Problem& p, int slot) {
+  const int slots = 2 * static_cast<int>((p.tokens + kSegment - 1) / kSegment), begin = slot % slots * kTokens;
+  return {slot / slots, begin, least<std::int64_t>(p.tokens - begin, kTokens)};
 }
 /// The part of a stretch that is its chunk i.
 __device__ inline Stretch chunk_of(const Stretch& whole, int i) {
   return {whole.batch, whole.begin + i * kTokens, least<std::int64_t>(whole.length - i * kTokens, kTokens)};
 }
 
+/// Tasks, slots and heads are counted in 32 bits, of which a task's tiles in memory are room enough: a division of 64
+/// bits takes a hundred instructions.
+__device__ __forceinline__ int heads_of(const Problem& p) { return static_cast<int>(p.heads); }
+__device__ __forceinline__ int chunk_tasks(const Problem& p, const Plan& plan) {
+  return 2 * static_cast<int>(plan.count(p)) * heads_of(p);
+}
+__device__ __forceinline__ int own_block() { return static_cast<int>(block()); }
+__device__ __forceinline__ int all_blocks() { return static_cast<int>(blocks()); }
+
 // ---- Accumulators -----------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int lane() { return thread() % 32; }
-/// The same number, of which the compiler knows nothing: what is computed from it is computed where it is used, not
-/// once before a loop and kept in registers that the loop needs.
-__device__ __forceinline__ int opaque(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
 /// This thread's first row of a 64-row accumulator (the other is 8 below), and its first column (others 8 apart).
 __device__ __forceinline__ int own_row() { return thread() % kWarpgroup / 32 * 16 + lane() / 4; }
 __device__ __forceinline__ int own_column() { return lane() % 4 * 2; }
@@ -147,86 +154,27 @@ __device__ __forceinline__ float add_quad(float value) {
 
 // ---- Gates ------------------------------------------------------------------------------------------------------
 
-/// The gates of one token, on their way from memory.
-struct GateOfToken {
-  float log_decay = 0, beta = 0, alpha = 0;
-};
-
-struct Gates {
+/// A chunk's gates, as find_fades (states.cuh) leaves them.
+struct alignas(16) Gates {
   double g[kTokens];         // Σ_{i≤c} log γ_i
-  double log_beta[kTokens];  // kLogZero for 0
-  alignas(8) float beta[kTokens];
-  float alpha[kTokens];
-  int bad[kTokens];   // its gates are not numbers, or (with β ≠ 0) its key or value is not
-  int lost[kTokens];  // a bad token has reached it: see find_lost
-  int any_bad;
-  double carry;  // scratch of scans
+  double log_beta[kTokens];  // kLogZero for 0 and for what is not a number
   // For sums over pairs of tokens, in float32: M_jc = exp(since[c] − since[j]) for from[c] ≤ j ≤ c, else 0.
-  alignas(8) float since[kTokens];  // Σ log γ_i over the tokens after from[c]
-  int from[kTokens];                // the last token with γ = 0, or 0
-  unsigned forgets[2];              // which tokens have γ = 0
+  float since[kTokens];   // Σ log γ_i over the tokens after from[c]
+  int from[kTokens];      // the last token with γ = 0, or 0
+  std::uint64_t forgets;  // which tokens have γ = 0
+  std::uint64_t bad;      // whose gates are not numbers
 };
-
-__device__ inline GateOfToken fetch_gates(const Problem& p, const Stretch& chunk, std::int64_t head) {
-  GateOfToken gate;
-  const int c = thread();
-  if (c >= chunk.length || c >= kTokens) return gate;
-  const auto get = [&](const View& view, float otherwise) {
-    return view.data != nullptr ? read<float>(view, offset(view, chunk.batch, chunk.begin + c, head)) : otherwise;
-  };
-  return {.log_decay = get(p.log_decay, 0), .beta = get(p.beta, 1), .alpha = get(p.alpha, 1)};
-}
-
-/// Over the first 64 threads: what `join` makes of all values up to the thread's own. The whole block calls it.
-template <typename Join>
-__device__ __forceinline__ double scan(double value, double& carry, Join&& join) {
-#pragma unroll
-  for (int reach = 1; reach < 32; reach *= 2) {
-    const double other = __shfl_up_sync(0xffffffffu, value, reach);
-    if (lane() >= reach) value = join(other, value);
-  }
-  if (thread() == 31) carry = value;
-  sync();
-  if (thread() >= 32 && thread() < kTokens) value = join(carry, value);
-  return value;
-}
-
-/// Begin with a barrier if anybody may still read the last ones; one more has to come before find_lost.
-__device__ inline void set_gates(Gates& s, const GateOfToken& gate) {
-  const int c = thread();
-  const bool bad = gate.log_decay != gate.log_decay || !finite(gate.beta);
-  const double step = gate.log_decay >= kForget ? static_cast<double>(gate.log_decay) : kForget;
-  const bool forgets = step < kForgets;
-  const unsigned word = __ballot_sync(0xffffffffu, forgets && c < kTokens);
-  if (c == 0 || c == 32) s.forgets[c / 32] = word;
-  const double sum = scan(forgets ? kForget : step, s.carry, [](double a, double b) { return a + b; });
-  if (c < kTokens) {
-    const std::uint64_t before = (s.forgets[0] | static_cast<std::uint64_t>(s.forgets[1]) << 32) << (63 - c);
-    s.from[c] = before == 0 ? 0 : c - __clzll(static_cast<long long>(before));
-    s.since[c] = static_cast<float>(sum - kForget * __popcll(before));
-    s.g[c] = sum;
-    s.beta[c] = bad ? 0 : gate.beta;
-    s.log_beta[c] = !bad && gate.beta > 0 ? static_cast<double>(logf(gate.beta)) : kLogZero;
-    s.alpha[c] = gate.alpha;
-    s.bad[c] = bad;
-    s.lost[c] = 0;
-  }
-  if (c == 0) s.any_bad = 0;
-  sync();
-  if (bad) raise(&s.any_bad);
-}
 
 /// Which tokens a bad one, or a state that was lost before, has reached: everything from there to the next γ = 0.
-/// Returned is whether the chunk's end is among them. After a barrier that follows the loading of tiles; ends with one.
-__device__ inline bool find_lost(Gates& s, bool before) {
-  if (!before && !s.any_bad) return false;
-  sync();
-  if (thread() == 0) {
-    int reached = before;
-    for (int c = 0; c < kTokens; ++c) s.lost[c] = reached = (reached && !(s.forgets[c / 32] >> c % 32 & 1)) || s.bad[c];
+__device__ inline std::uint64_t lost_tokens(std::uint64_t forgets, std::uint64_t bad, bool before) {
+  if (bad == 0 && !before) return 0;
+  std::uint64_t lost = 0;
+  bool reached = before;
+  for (int c = 0; c < kTokens; ++c) {
+    reached = (reached && (forgets >> c & 1) == 0) || (bad >> c & 1) != 0;
+    lost |= static_cast<std::uint64_t>(reached) << c;
   }
-  sync();
-  return s.lost[kTokens - 1] != 0;
+  return lost;
 }
 
 // ---- Tiles of tokens --------------------------------------------------------------------------------------------
@@ -274,85 +222,77 @@ struct TokenRows {
   /// Of unit i in a tile: the rows are multiples of 8 apart, so the swizzle is the same for all.
   __device__ static int place(int i) { return unit_at(thread() / kUnits, column(), kTokens) + i * kRowsApart * 128; }
 
-  /// `whole`: rows begin at multiples of 16 bytes and `columns` is a multiple of 8.
-  __device__ __forceinline__ void fetch(const View& view, const Stretch& chunk, std::int64_t head, int columns,
-                                        int first, bool whole) {
-    const int from = first + column() * 8, rows = from < columns ? static_cast<int>(chunk.length) : 0;
-    const auto* at =
-        static_cast<const std::uint16_t*>(view.data) + offset(view, chunk.batch, chunk.begin + row(0), head) + from;
-    const std::int64_t apart = kRowsApart * view.token_stride;
-    if (whole) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const bool there = row(i) < rows;  // what is not there is read somewhere else: no branches between loads
-        unit[i] =
-            *reinterpret_cast<const uint4*>(there ? at + i * apart : static_cast<const std::uint16_t*>(view.data));
-        if (!there) unit[i] = {0, 0, 0, 0};
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+  /// Where this thread's units come from.
+  struct Source {
+    const std::uint16_t *data, *at;  // the array, and the first unit
+    std::int64_t apart;
+    int rows, from, columns;
+  };
+  __device__ __forceinline__ static Source source(const View& view, const Stretch& chunk, std::int64_t head,
+                                                  int columns, int first) {
+    const int from = first + column() * 8;
+    const auto* const data = static_cast<const std::uint16_t*>(view.data);
+    return {.data = data,
+            .at = data + offset(view, chunk.batch, chunk.begin + row(0), head) + from,
+            .apart = kRowsApart * view.token_stride,
+            .rows = from < columns ? static_cast<int>(chunk.length) : 0,
+            .from = from,
+            .columns = columns};
+  }
+  /// kWhole: rows begin at multiples of 16 bytes and the number of columns is a multiple of 8.
+  template <bool kWhole>
+  __device__ __forceinline__ void fetch_unit(const Source& s, int i) {
+    if constexpr (kWhole) {
+      const bool there = row(i) < s.rows;  // what is not there is read somewhere else: no branches between loads
+      unit[i] = *reinterpret_cast<const uint4*>(there ? s.at + i * s.apart : s.data);
+      if (!there) unit[i] = {0, 0, 0, 0};
+    } else {
       std::uint32_t words[4] = {0, 0, 0, 0};
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        if (row(i) < rows && from + e < columns) {
-          words[e / 2] |= static_cast<std::uint32_t>(at[i * apart + e]) << (e % 2 * 16);
+        if (row(i) < s.rows && s.from + e < s.columns) {
+          words[e / 2] |= static_cast<std::uint32_t>(s.at[i * s.apart + e]) << (e % 2 * 16);
         }
       }
       unit[i] = {words[0], words[1], words[2], words[3]};
     }
   }
-
-  /// Units that are not finite become 0, and their tokens bad unless they write nothing.
-  template <DType kType>
-  __device__ __forceinline__ void check(Gates& gates) {
-    bool fine = true;
+  template <bool kWhole>
+  __device__ __forceinline__ void fetch_units(const Source& s) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) fine = fine & all_finite<kType>(unit[i]);
-    if (fine) return;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      if (all_finite<kType>(unit[i])) continue;
-      unit[i] = {};
-      if (gates.beta[row(i)] == 0) continue;
-      raise(&gates.bad[row(i)]);
-      raise(&gates.any_bad);
-    }
+    for (int i = 0; i < kOwn; ++i) fetch_unit<kWhole>(s, i);
+  }
+  __device__ __forceinline__ void fetch(const View& view, const Stretch& chunk, std::int64_t head, int columns,
+                                        int first, bool whole) {
+    const Source from = source(view, chunk, head, columns, first);
+    whole ? fetch_units<true>(from) : fetch_units<false>(from);
   }
 
-  /// As they are; units that are not finite become 0, and raise `lost` where their tokens have a weight.
+  /// Unit i as it is, or 0 where it is not finite; returned is whether that loses anything.
   template <DType kType>
-  __device__ __forceinline__ void store_checked(char* tile, const float (&weight)[kOwn], int* lost) {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      if (!all_finite<kType>(unit[i])) {
-        unit[i] = {};
-        if (weight[i] != 0) raise(lost);
-      }
-      *reinterpret_cast<uint4*>(tile + place(i)) = unit[i];
-    }
+  __device__ __forceinline__ bool store_checked(char* tile, int i, float weight) {
+    const bool fine = all_finite<kType>(unit[i]);
+    if (!fine) unit[i] = {};
+    *reinterpret_cast<uint4*>(tile + place(i)) = unit[i];
+    return !fine && weight != 0;
   }
-  /// As store_checked, and times their weights in two parts.
+  /// As store_checked, and times its weight in two parts.
   template <DType kType>
-  __device__ __forceinline__ void store_weighted(char* hi, char* lo, char* tile, const float (&weight)[kOwn],
-                                                 int* lost) {
+  __device__ __forceinline__ bool store_weighted(char* hi, char* lo, char* tile, int i, float weight) {
     constexpr bool kHalf = kType == DType::float16;
-    store_checked<kType>(tile, weight, lost);
+    const bool loses = store_checked<kType>(tile, i, weight);
+    const std::uint32_t words[4] = {unit[i].x, unit[i].y, unit[i].z, unit[i].w};
+    std::uint32_t top[4], rest[4];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const std::uint32_t words[4] = {unit[i].x, unit[i].y, unit[i].z, unit[i].w};
-      std::uint32_t top[4], rest[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 pair = to_floats<kType>(words[w]);
-        const float a = weight[i] * pair.x, b = weight[i] * pair.y;
-        top[w] = kHalf ? pack_half(a, b) : pack(a, b);
-        rest[w] = kHalf ? pack_half_rest(a, b, top[w]) : pack_rest(a, b, top[w]);
-      }
-      *reinterpret_cast<uint4*>(hi + place(i)) = {top[0], top[1], top[2], top[3]};
-      *reinterpret_cast<uint4*>(lo + place(i)) = {rest[0], rest[1], rest[2], rest[3]};
+    for (int w = 0; w < 4; ++w) {
+      const float2 pair = to_floats<kType>(words[w]);
+      const float a = weight * pair.x, b = weight * pair.y;
+      top[w] = kHalf ? pack_half(a, b) : pack(a, b);
+      rest[w] = kHalf ? pack_half_rest(a, b, top[w]) : pack_rest(a, b, top[w]);
     }
+    *reinterpret_cast<uint4*>(hi + place(i)) = {top[0], top[1], top[2], top[3]};
+    *reinterpret_cast<uint4*>(lo + place(i)) = {rest[0], rest[1], rest[2], rest[3]};
+    return loses;
   }
   /// Units that are not finite become 0; returned is which.
   template <DType kType>
@@ -400,27 +340,23 @@ struct TokenRows {
   }
 };
 
-/// A pair of neighbouring columns as float32: kPairs loads both at once, and without a branch; else the second (and
-/// then the first) may not be there.
-template <DType kType, bool kPairs>
+/// A pair of neighbouring 16-bit columns: kPairs loads both at once, and without a branch; else the second (and then
+/// the first) may not be there.
+template <bool kPairs>
+__device__ __forceinline__ std::uint32_t read_word(const void* data, std::int64_t at, bool first, bool second) {
+  const auto* from = static_cast<const std::uint16_t*>(data);
+  if constexpr (!kPairs)
+    return (first ? from[at] : 0u) | (second ? static_cast<std::uint32_t>(from[at + 1]) << 16 : 0u);
+  const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(from + (first ? at : 0));
+  return first ? word : 0;
+}
+/// The same of float32.
+template <bool kPairs>
 __device__ __forceinline__ float2 read_pair(const void* data, std::int64_t at, bool first, bool second) {
-  if constexpr (kType == DType::float32) {
-    const auto* from = static_cast<const float*>(data);
-    if constexpr (!kPairs) return {first ? from[at] : 0, second ? from[at + 1] : 0};
-    const float2 pair = *reinterpret_cast<const float2*>(from + (first ? at : 0));
-    return {first ? pair.x : 0, first ? pair.y : 0};
-  } else {
-    const auto* from = static_cast<const std::uint16_t*>(data);
-    std::uint32_t word;
-    if constexpr (kPairs) {
-      word = *reinterpret_cast<const std::uint32_t*>(from + (first ? at : 0));
-      if (!first) word = 0;
-    } else {
-      word = (first ? from[at] : 0u) | (second ? static_cast<std::uint32_t>(from[at + 1]) << 16 : 0u);
-    }
-    return {to_float<kType>(static_cast<std::uint16_t>(word & 0xffffu)),
-            to_float<kType>(static_cast<std::uint16_t>(word >> 16))};
-  }
+  const auto* from = static_cast<const float*>(data);
+  if constexpr (!kPairs) return {first ? from[at] : 0, second ? from[at + 1] : 0};
+  const float2 pair = *reinterpret_cast<const float2*>(from + (first ? at : 0));
+  return {first ? pair.x : 0, first ? pair.y : 0};
 }
 
 /// Calls body(std::true_type or std::false_type): a branch once, outside loops.
@@ -482,18 +418,21 @@ void start(void (*kernel)(Parameters...), std::int64_t tasks, int shared_bytes, 
   check(cudaGetLastError(), "starting a kernel");
 }
 
-/// Segments and groups of up to `per_group` segments.
-inline Cut start_cut(const Problem& p, int per_group, const Device& device) {
+/// Room for segments, and groups of up to `per_group` of them.
+inline Cut room_for_cut(const Problem& p, int per_group, const Device& device) {
   const std::int64_t segments = segments_of(p), length = kSegment * per_group;
   const std::int64_t groups = p.cu_seqlens != nullptr ? least(segments, p.tokens / length + p.sequences)
                                                       : p.batch * ((p.tokens + length - 1) / length);
-  const Cut cut{.plan = {.segments = allocate<Segment>(device, segments),
-                         .begin = allocate<std::int64_t>(device, p.sequences + 1),
-                         .most = segments},
-                .groups = allocate<Group>(device, groups),
-                .group_begin = allocate<std::int64_t>(device, p.sequences + 1),
-                .room = groups,
-                .per_group = per_group};
+  return {.plan = {.segments = allocate<Segment>(device, segments),
+                   .begin = allocate<std::int64_t>(device, p.sequences + 1),
+                   .most = segments},
+          .groups = allocate<Group>(device, groups),
+          .group_begin = allocate<std::int64_t>(device, p.sequences + 1),
+          .room = groups,
+          .per_group = per_group};
+}
+inline Cut start_cut(const Problem& p, int per_group, const Device& device) {
+  const Cut cut = room_for_cut(p, per_group, device);
   launch(make_cut, 1, 0, device.stream, p, cut);
   return cut;
 }

@@ -10,10 +10,23 @@ namespace {
 /// As long as the card stays busy: long groups mean fewer states to carry. Of sizes alone, so that the same problem is
 /// always cut in the same way.
 int segments_per_group(const Problem& p) {
-  constexpr std::int64_t kBusy = 256;
+  constexpr std::int64_t kBusy = 128;
   int per_group = 1;
-  while (per_group < 16 && segments_of(p) * p.heads / (2 * per_group) >= kBusy) per_group *= 2;
+  while (per_group < 32 && segments_of(p) * p.heads / (2 * per_group) >= kBusy) per_group *= 2;
   return per_group;
+}
+
+/// The packages of a forward pass, in scratch, and ‖H_t‖_F for every token.
+char* start_prepare(const Problem& p, const Plan& plan, const Gates* gates, const KeyStates& states, double* norm,
+                    const Device& device) {
+  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine);
+  const std::int64_t tasks = 2 * segments_of(p) * p.heads;
+  auto* const packages = allocate<char>(device, tasks * Package<kDim>::kBytes);
+  with_type(p, [&](auto type) {
+    start(prepare<kDim, decltype(type)::type>, tasks, kPrepareBytes<kDim>, device, p, plan, gates, states, norm,
+          schedules, packages, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
+  });
+  return packages;
 }
 
 }  // namespace
@@ -40,14 +53,14 @@ bool runs_on(int device) {
 
 void forward(const Problem& p, const Outputs& out, const Device& device) {
   const CurrentDevice current(device.index);
-  const Cut cut = start_cut(p, segments_per_group(p), device);
+  const auto [cut, fades] = start_pass(p, segments_per_group(p), device);
   const std::int64_t groups = cut.room * p.heads, per_token = p.batch * p.tokens * p.heads;
   const std::int64_t slots = 2 * segments_of(p) * p.heads;
   const int dim = static_cast<int>(p.key_dim), width = static_cast<int>(p.value_dim);
   auto* const h = allocate<float>(device, groups * dim * dim);
   auto* const u = allocate<float>(device, groups * dim * width);
-  auto* const zeta = allocate<double>(device, groups);
-  Walk call{.fades = start_fades(p, cut.plan, device),
+  auto* const zeta = allocate<float>(device, groups);
+  Walk call{.fades = fades,
             .h = {.states = h, .rows = dim, .columns = dim},
             .u = {.states = u, .rows = dim, .columns = width},
             .zeta = zeta,
@@ -67,20 +80,25 @@ void forward(const Problem& p, const Outputs& out, const Device& device) {
                          .rows = dim,
                          .columns = width};
   const std::int64_t elements = p.sequences * p.heads * (dim * dim + dim * width + 512);
-  start<256>(carry_groups, elements / 256, 0, device, p, cut, of_h, of_u, static_cast<const double*>(zeta));
-  call.h.spread = room_for_states(p, device, 1, 1);
-  call.h.saved = static_cast<float*>(out.saved.h);
-  call.u.spread = room_for_states(p, device, (width + kWidth - 1) / kWidth, 1);
-  call.u.saved = static_cast<float*>(out.saved.u);
+  start<256>(carry_groups, elements / 256, 0, device, p, cut, of_h, of_u, static_cast<const float*>(zeta));
+  if (out.saved.h != nullptr && keeps_tiles(p)) {
+    const KeptStates kept = kept_states(p, out.saved);
+    call.h.spread = kept.h;
+    call.u.spread = kept.u;
+  } else {
+    call.h.spread = room_for_states(p, device, 1);
+    call.h.saved = static_cast<float*>(out.saved.h);
+    call.u.spread = room_for_states(p, device, (width + kWidth - 1) / kWidth);
+    call.u.saved = static_cast<float*>(out.saved.u);
+  }
   start_walk<true>(p, cut, call, device);
+  auto* const norm = out.saved.norm != nullptr ? out.saved.norm : allocate<double>(device, per_token);
+  const char* const packages = start_prepare(p, cut.plan, fades.gates, call.h.spread, norm, device);
   const SolveCall queries{.rhs = p.q,
                           .x = static_cast<float*>(out.saved.x),
-                          .norm = out.saved.norm != nullptr ? out.saved.norm : allocate<double>(device, per_token),
-                          .norms_given = false,
-                          .normalise = false,
                           .z = allocate<uint4>(device, slots * kDim / 8 * kWarpgroup),
                           .z_scale = allocate<float>(device, slots * kTokens)};
-  const char* const packages = start_solve<true>(p, cut.plan, call.h.spread, queries, device);
+  start_solve<true>(p, cut.plan, call.h.spread, queries, device, packages);
   const RecallCall answers{.o = out.o,
                            .packages = packages,
                            .z = queries.z,

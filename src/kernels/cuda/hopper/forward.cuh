@@ -16,22 +16,44 @@ void with_type(const Problem& p, Body&& body) {
   body(Storage<DType::bfloat16>{});
 }
 
-/// Room for the states of `across` blocks of 128 columns at the start of every chunk; `parts` as in KeyStates.
-inline KeyStates room_for_states(const Problem& p, const Device& device, int across, int parts) {
+/// Room for the states of `across` blocks of 128 columns at the start of every chunk.
+inline KeyStates room_for_states(const Problem& p, const Device& device, int across) {
   const std::int64_t slots = 2 * segments_of(p) * p.heads;
-  return {.tiles = allocate<__half>(device, slots * across * parts * kDim * kWidth),
+  return {.tiles = allocate<__half>(device, slots * across * kDim * kWidth),
           .norm = allocate<float>(device, slots * across),
           .trace = allocate<float>(device, slots),
-          .parts = parts,
           .across = across};
 }
 
-inline Fades start_fades(const Problem& p, const Plan& plan, const Device& device) {
+struct KeptStates {
+  KeyStates h, u;
+};
+/// Where tiles lie that are kept for the backward pass: in the room of float32 states, with norms behind those of H.
+inline KeptStates kept_states(const Problem& p, const Saved& saved) {
   const std::int64_t slots = 2 * segments_of(p) * p.heads;
-  const Fades fades{.weight = allocate<float>(device, slots * kTokens), .chunk = allocate<float2>(device, slots)};
-  with_type(
-      p, [&](auto type) { start<256>(find_fades<decltype(type)::type>, (slots + 7) / 8, 0, device, p, plan, fades); });
-  return fades;
+  auto* const h = static_cast<__half*>(saved.h);
+  auto* const numbers = reinterpret_cast<float*>(h + slots * kDim * kWidth);
+  return {.h = {.tiles = h, .norm = numbers, .trace = numbers + slots},
+          .u = {.tiles = static_cast<__half*>(saved.u), .norm = numbers + 2 * slots}};
+}
+
+/// How a pass begins: the cut, and what its chunks do to a state. In one launch where sequences are not packed.
+struct Beginning {
+  Cut cut;
+  Fades fades;
+};
+inline Beginning start_pass(const Problem& p, int per_group, const Device& device) {
+  const bool packed = p.cu_seqlens != nullptr;
+  const Cut cut = packed ? start_cut(p, per_group, device) : room_for_cut(p, per_group, device);
+  const std::int64_t slots = 2 * segments_of(p) * p.heads;
+  const Fades fades{.weight = allocate<float>(device, slots * kTokens),
+                    .chunk = allocate<float2>(device, slots),
+                    .gates = allocate<Gates>(device, slots)};
+  with_type(p, [&](auto type) {
+    const std::int64_t tasks = (slots + kWarps - 1) / kWarps + (packed ? 0 : 1);
+    start<kThreads>(find_fades<decltype(type)::type>, tasks, 0, device, p, cut, fades, !packed);
+  });
+  return {cut, fades};
 }
 
 /// A walk over H and U.
@@ -44,25 +66,19 @@ void start_walk(const Problem& p, const Cut& cut, const Walk& call, const Device
   });
 }
 
-/// x for any right-hand side. Returned are the packages (prepare.cuh), in scratch.
+/// x for the right-hand side that the packages hold (and the call, for residuals).
 template <bool kReads = false>
-const char* start_solve(const Problem& p, const Plan& plan, const KeyStates& states, const SolveCall& call,
-                        const Device& device) {
+void start_solve(const Problem& p, const Plan& plan, const KeyStates& states, const SolveCall& call,
+                 const Device& device, const char* packages) {
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine);
-  if (p.batch * p.tokens * p.heads == 0) return nullptr;
-  const std::int64_t tasks = 2 * segments_of(p) * p.heads;
-  auto* const packages = allocate<char>(device, tasks * Package<kDim>::kBytes);
+  if (p.batch * p.tokens * p.heads == 0) return;
   with_type(p, [&](auto type) {
     constexpr auto kernel = solve<kDim, decltype(type)::type, kReads>;
-    const std::int64_t blocks = blocks_of(kernel, tasks, kSolveBytes<kDim>, device.index);
+    const std::int64_t blocks = blocks_of(kernel, 2 * segments_of(p) * p.heads, kSolveBytes<kDim>, device.index);
     auto* const parked = allocate<float4>(device, blocks * kParked<kDim>);
-    const bool rhs_pairs = whole_pairs(call.rhs, p.key_dim);
-    start(prepare<kDim, decltype(type)::type>, tasks, kPrepareBytes<kDim>, device, p, plan, states, call, schedules,
-          packages, whole_units(p.k, p.key_dim), rhs_pairs);
-    start(kernel, blocks, kSolveBytes<kDim>, device, p, plan, states, call, schedules,
-          static_cast<const char*>(packages), parked, rhs_pairs);
+    start(kernel, blocks, kSolveBytes<kDim>, device, p, plan, states, call, schedules, packages, parked,
+          whole_pairs(call.rhs, p.key_dim));
   });
-  return packages;
 }
 
 }  // namespace gka::kernels::cuda::hopper

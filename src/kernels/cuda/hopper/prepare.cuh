@@ -13,104 +13,78 @@ namespace gka::kernels::cuda::hopper {
 
 /// What is solved, and where the answer goes.
 struct SolveCall {
-  View rhs{};                // bfloat16 or float16 as k, or float32
-  float* x = nullptr;        // [batch, tokens, heads, D], contiguous; null: not wanted
-  double* norm = nullptr;    // [batch, tokens, heads]: ‖H_t‖_F, found here, or read
-  bool norms_given = false;  // read
-  bool normalise = false;    // x itself; else x̃ = ‖H‖_F x, which stays in range where ‖H‖_F does not
+  View rhs{};          // bfloat16 or float16 as k, or float32
+  float* x = nullptr;  // [batch, tokens, heads, D], contiguous; null: not wanted
   // With kReads, where b is q: z = q + α (x − q) as float16 in accumulator order, each row divided by a power of two,
   // and behind it, of refined chunks, what float16 lost.
   uint4* z = nullptr;        // [slots, heads, 2, D/16, threads]
   float* z_scale = nullptr;  // [slots, heads, 64]
 };
 
-inline constexpr int kBadToken = 1, kForgetsAll = 2;
-
-/// Of each token, for the solve.
-struct alignas(16) ChunkRows {
-  float t[kTokens];       // of the state
-  float factor[kTokens];  // of the answer. 0: nothing remembered; NaN: lost
-  float inverse_norm[kTokens];
-  float alpha[kTokens];
-  float row[kTokens];                // G_c − log f_c: m_cj = exp(row + column) for from_c ≤ j ≤ c
-  alignas(8) float column[kTokens];  // log β_j − G_j, both G since the last γ = 0
-  float unscale[kTokens];            // what the right-hand side was divided by
-  int from[kTokens];
-  // For the answers: M_jc β_j k_j = exp(since_c + reading_j) of the scaled key.
-  float since[kTokens];
-  alignas(8) float reading[kTokens];
-  float zeta[kTokens];
-  int flags[kTokens];  // kBadToken: its key or its gates are not numbers; kForgetsAll: γ = 0
-  Stretch chunk;       // no tokens: a slot without a chunk
-  int refined;         // whether the chunk is refined
-  int unused;
-};
-
-/// Where the parts of a package lie, in bytes.
-template <int D>
-struct Package {
-  static constexpr int kMask = kTokens * D * 2, kRhs = kMask + kTokens * kTokens * 2, kRows = kRhs + kTokens * D * 2;
-  static constexpr int kBytes = kRows + static_cast<int>(sizeof(ChunkRows));
-  static_assert(kBytes % 16 == 0);
-};
+inline constexpr double kLog2 = 0.693147180559945309;
 
 /// Per token, in shared memory.
 struct PrepareRows {
   Gates gates;
   alignas(8) float column[kTokens];  // as in ChunkRows
   float row[kTokens];
-  double largest[kTokens];  // scratch of the norms
-  double step[kTokens];
-  float diagonal[kTokens], product[kTokens], sign[kTokens];
+  // Of the norms: the largest log β_j − G_j before a token, or log η; the same as `column` has it; e^{log η − largest}.
+  double largest[kTokens];
+  float reference[kTokens], from_state[kTokens];
+  float diagonal[kTokens], product[kTokens];
   float inverse_norm[kTokens];
-  int exponent[kTokens];  // of the keys' scales
-  std::uint64_t arrived;
-  double log_eta;
+  int exponent[kTokens];     // of the keys' scales
+  std::uint64_t bad_keys;    // tokens whose keys are not finite
+  std::uint64_t arrived[2];  // gates, H
+
+  /// Of β for the scaled keys.
+  __device__ double log_beta(int c) const { return gates.log_beta[c] + 2 * exponent[c] * kLog2; }
 };
 
-/// |k_j|² of the scaled keys.
-template <int D>
-__device__ __forceinline__ void square_keys(PrepareRows& s, const char* k, float (&gram)[32]) {
-  const std::uint64_t keys = descriptor(k, kTokens * 128);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < D / 16; ++i) {
-    mma<false, false, true>(gram, k_major_step(keys, i, kTokens), k_major_step(keys, i, kTokens), i > 0);
-  }
-  wgmma_commit();
-  wgmma_wait<0>();
-  hold(gram);
-  each_pair(gram, [&](int row, int column, float& a, float& b) {
-    if (column == row) s.diagonal[row] = a;
-    if (column + 1 == row) s.diagonal[row] = b;
-  });
+/// A sum of e^{2·top}-sized terms: top and the sum over e^{2·top}.
+struct Scaled {
+  double top;
+  float sum;
+};
+__device__ __forceinline__ Scaled operator+(const Scaled& a, const Scaled& b) {
+  const auto shrink = [](double by) { return __expf(2 * static_cast<float>(by)); };
+  const double top = most(a.top, b.top);
+  return {top, a.sum * shrink(a.top - top) + b.sum * shrink(b.top - top)};
+}
+__device__ __forceinline__ double larger(double a, double b) { return most(a, b); }
+
+__device__ __forceinline__ double shuffled(double value, int from) { return __shfl_sync(0xffffffffu, value, from); }
+__device__ __forceinline__ Scaled shuffled(const Scaled& value, int from) {
+  return {shuffled(value.top, from), __shfl_sync(0xffffffffu, value.sum, from)};
 }
 
-/// log ‖H_c‖_F for token c = thread / 2 (both threads), from
+/// For thread c < 64, whose warp has 32 tokens: what `join` makes of term(0) … term(c). No barrier: the second warp
+/// goes through the first one's tokens too.
+template <typename Term, typename Join>
+__device__ __forceinline__ auto join_up_to(int c, Term&& term, Join&& join) {
+  auto value = term(c);
+#pragma unroll
+  for (int reach = 1; reach < 32; reach *= 2) {
+    const auto other = shuffled(value, lane() - reach);
+    if (lane() >= reach) value = join(other, value);
+  }
+  if (c < 32) return value;
+  auto first = term(c - 32);
+#pragma unroll
+  for (int reach = 16; reach > 0; reach /= 2) first = join(first, shuffled(first, lane() ^ reach));
+  return join(first, value);
+}
+
+/// log ‖H_c‖_F for token c = thread < 64, from
 ///   ‖H_c‖² = ζ_c² η² + Σ_{j≤c} M_jc² ε_j,
 ///   ε_c = 2 β_c (ζ_c η k_cᵀ(H_0/η)k_c + Σ_{j<c} M_jc β_j (k_jᵀk_c)²) + (β_c k_cᵀk_c)²
-/// with the largest term of every sum factored out.
+/// with the largest term of every sum factored out. In two parts, with a barrier between them: the products, by all.
 template <int D>
-__device__ __forceinline__ double find_norms(PrepareRows& s, const char* h, const char* k, double log_eta) {
+__device__ __forceinline__ void multiply_for_norms(PrepareRows& s, const char* h, const char* k, int& phase) {
   const std::uint64_t keys = descriptor(k, kTokens * 128);
-  float gram[32];
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < D / 16; ++i) {
-    mma<false, false, true>(gram, k_major_step(keys, i, kTokens), k_major_step(keys, i, kTokens), i > 0);
-  }
-  wgmma_commit();
-  // The largest log β_j − G_j over the tokens before c.
-  const int c = thread();
-  const auto larger = [](double a, double b) { return most(a, b); };
-  const double up_to = scan(c < kTokens ? s.gates.log_beta[c] - s.gates.g[c] : 0, s.gates.carry, larger);
-  if (c == 0) s.largest[0] = log_eta;
-  if (c + 1 < kTokens) s.largest[c + 1] = most(up_to, log_eta);
-  sync();
   float product[2] = {0, 0};
-  const float from_state[2] = {expf(static_cast<float>(log_eta - s.largest[own_row()])),
-                               expf(static_cast<float>(log_eta - s.largest[own_row() + 8]))};
   const int row = opaque(own_row()), first_column = opaque(own_column());
+  barrier_wait(&s.arrived[1], phase);
 #pragma unroll
   for (int half = 0; half < D / 64; ++half) {
     const std::uint64_t state = descriptor(h + half * 64 * 128, D * 128);
@@ -122,7 +96,6 @@ __device__ __forceinline__ double find_norms(PrepareRows& s, const char* h, cons
     }
     wgmma_commit();
     wgmma_wait<0>();
-    hold(gram);
     hold(hk);
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
@@ -131,12 +104,18 @@ __device__ __forceinline__ double find_norms(PrepareRows& s, const char* h, cons
       product[i / 2 % 2] += hk[i] * key.x + hk[i + 1] * key.y;
     }
   }
-  product[0] *= from_state[0], product[1] *= from_state[1];
-  const auto reference = [&](int row) {
-    return static_cast<float>(s.largest[row] + (s.gates.g[row] - static_cast<double>(s.gates.since[row])));
-  };
-  const float references[2] = {reference(own_row()), reference(own_row() + 8)};
+  product[0] *= s.from_state[own_row()], product[1] *= s.from_state[own_row() + 8];
+  float gram[32];
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < D / 16; ++i) {
+    mma<false, false, true>(gram, k_major_step(keys, i, kTokens), k_major_step(keys, i, kTokens), i > 0);
+  }
+  wgmma_commit();
+  const float references[2] = {s.reference[own_row()], s.reference[own_row() + 8]};
   const int begins[2] = {s.gates.from[own_row()], s.gates.from[own_row() + 8]};
+  wgmma_wait<0>();
+  hold(gram);
 #pragma unroll
   for (int i = 0; i < 32; i += 2) {
     const int half = i / 2 % 2, here = row + 8 * half, j = i / 4 * 8 + first_column;
@@ -152,34 +131,34 @@ __device__ __forceinline__ double find_norms(PrepareRows& s, const char* h, cons
     product[i] = add_quad(product[i]);
     if (lane() % 4 == 0) s.product[own_row() + 8 * i] = product[i];
   }
-  sync();
-  // ½ log |ε_c| − G_c and its sign.
-  double step = kLogZero;
-  if (c < kTokens) {
-    const float x = s.product[c];
-    const auto log_or_nothing = [](float value) { return value > 0 ? static_cast<double>(logf(value)) : kLogZero; };
-    const double cross = s.gates.log_beta[c] + s.gates.g[c] + s.largest[c] + log_or_nothing(2 * fabsf(x));
-    const double own = 2 * (s.gates.log_beta[c] + log_or_nothing(s.diagonal[c]));
-    const double top = most(cross, own);
-    const float value = copysignf(expf(static_cast<float>(cross - top)), x) + expf(static_cast<float>(own - top));
-    s.sign[c] = copysignf(1, value);
-    step = (top + log_or_nothing(fabsf(value))) / 2 - s.gates.g[c];
-  }
-  const double reach = most(scan(step, s.gates.carry, larger), log_eta);
-  sync();  // everybody has read the columns' largest
-  if (c < kTokens) s.largest[c] = reach, s.step[c] = step;
-  sync();
-  const int token = c / 2;
-  const double top = s.largest[token];
-  float square = c % 2 == 0 ? expf(2 * static_cast<float>(log_eta - top)) : 0;
-#pragma unroll 8
-  for (int j = c % 2; j <= token; j += 2) square += s.sign[j] * __expf(2 * static_cast<float>(s.step[j] - top));
-  square += __shfl_xor_sync(0xffffffffu, square, 1);
-  return square > 0 ? s.gates.g[token] + top + static_cast<double>(logf(square)) / 2 : kLogZero;
 }
 
-/// Whether some token of the chunk has tr H / ‖H‖_F < least, where H_0 has trace `trace`: asked of every fourth token,
-/// between which only three keys are written. The same for the whole block; a barrier.
+/// And the sums, by two warps.
+__device__ __forceinline__ double find_log_norm(const PrepareRows& s, int c, double log_eta) {
+  // ½ log |ε_c| − G_c and its sign.
+  const auto term = [&](int c) -> Scaled {
+    const auto log_or_nothing = [](float value) { return value > 0 ? static_cast<double>(logf(value)) : kLogZero; };
+    const double log_beta = s.log_beta(c);
+    const double cross = log_beta + s.gates.g[c] + s.largest[c] + log_or_nothing(2 * fabsf(s.product[c]));
+    const double own = 2 * (log_beta + log_or_nothing(s.diagonal[c]));
+    const double top = most(cross, own);
+    const float value =
+        copysignf(expf(static_cast<float>(cross - top)), s.product[c]) + expf(static_cast<float>(own - top));
+    return {(top + log_or_nothing(fabsf(value))) / 2 - s.gates.g[c], copysignf(1, value)};
+  };
+  const Scaled all = join_up_to(c, term, [](const Scaled& a, const Scaled& b) { return a + b; }) + Scaled{log_eta, 1};
+  return all.sum > 0 ? s.gates.g[c] + all.top + static_cast<double>(logf(all.sum)) / 2 : kLogZero;
+}
+
+/// e^x for what float32's exponents do not hold.
+__device__ __forceinline__ double exp_of(double x) {
+  const double whole = rint(least(most(x, -700.0), 700.0) * 1.44269504088896341);
+  const auto rest = static_cast<float>(x - whole * kLog2);
+  return static_cast<double>(expf(rest)) * __hiloint2double((1023 + static_cast<int>(whole)) << 20, 0);
+}
+
+/// Whether tr H / ‖H‖_F < least at the token this thread is asked about, where H_0 has trace `trace`: eight threads
+/// are asked about every fourth token, between which only three keys are written.
 __device__ __forceinline__ bool needs_refining(const PrepareRows& s, float trace, int length, float least) {
   constexpr int kAsked = 16, kParts = kWarpgroup / kAsked;
   const int c = most((thread() / kParts + 1) * length / kAsked - 1, 0);
@@ -191,7 +170,7 @@ __device__ __forceinline__ bool needs_refining(const PrepareRows& s, float trace
 #pragma unroll
   for (int reach = kParts / 2; reach > 0; reach /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, reach);
   const float inverse = s.inverse_norm[c];  // 0: there is nothing to solve
-  return __syncthreads_or(inverse > 0 && !(sum * inverse >= least)) != 0;
+  return inverse > 0 && !(sum * inverse >= least);
 }
 
 /// m at the pair of scores i of an accumulator.
@@ -204,36 +183,26 @@ __device__ __forceinline__ float2 mask_at(const float* rows, const float* column
   return {j >= from && j <= row ? first : 0, j + 1 >= from && j + 1 <= row ? second : 0};
 }
 
-/// Asks the second-level cache for the right-hand side of a chunk.
-__device__ __forceinline__ void prefetch_rhs(const View& rhs, const Stretch& chunk, std::int64_t head, int dim) {
-  const int bytes = rhs.dtype == DType::float32 ? 4 : 2, lines = (dim * bytes + 127) / 128;
+/// Asks the second-level cache for the queries of a chunk.
+__device__ __forceinline__ void prefetch_queries(const View& q, const Stretch& chunk, std::int64_t head, int dim) {
+  const int lines = (dim * 2 + 127) / 128;
   for (int i = thread(); i < chunk.length * lines; i += kWarpgroup) {
-    const auto* row =
-        static_cast<const char*>(rhs.data) + offset(rhs, chunk.batch, chunk.begin + i / lines, head) * bytes;
+    const auto* row = static_cast<const char*>(q.data) + offset(q, chunk.batch, chunk.begin + i / lines, head) * 2;
     asm volatile("prefetch.global.L2 [%0];" ::"l"(row + i % lines * 128));
   }
 }
 
-/// Calls body with the type of a right-hand side: float32, or that of the keys.
-template <DType kType, typename Body>
-__device__ __forceinline__ void with_rhs(const View& rhs, Body&& body) {
-  if (rhs.dtype == DType::float32) {
-    body(Storage<DType::float32>{});
-  } else {
-    body(Storage<kType>{});
-  }
-}
-
-/// body(i, pair) for each pair this thread holds of a 64×D accumulator; 0 where there is no token or channel.
-template <int D, DType kType, typename Body>
-__device__ __forceinline__ void each_of_rhs(const View& rhs, const Stretch& chunk, std::int64_t head, int dim,
-                                            bool pairs, Body&& body) {
-  const int row = opaque(own_row()), column = opaque(own_column()), length = static_cast<int>(chunk.length);
-  const std::int64_t at = offset(rhs, chunk.batch, chunk.begin + row, head) + column, below = 8 * rhs.token_stride;
+/// body(both at once, i, offset, is there, is the second there) for each pair this thread holds of a 64×D accumulator
+/// of which `length` rows and `dim` columns are in memory, the first row at `base`.
+template <int D, typename Body>
+__device__ __forceinline__ void each_place(std::int64_t base, std::int64_t stride, int length, int dim, bool pairs,
+                                           Body&& body) {
+  const int row = opaque(own_row()), column = opaque(own_column());
+  const std::int64_t at = base + row * stride + column, below = 8 * stride;
   if (pairs && length == kTokens && dim == D) {  // everything is there
 #pragma unroll
     for (int i = 0; i < D / 2; i += 2) {
-      body(i, read_pair<kType, true>(rhs.data, at + (i & 2 ? below : 0) + i / 4 * 8, true, true));
+      body(std::true_type{}, i, at + (i & 2 ? below : 0) + i / 4 * 8, true, true);
     }
     return;
   }
@@ -242,12 +211,19 @@ __device__ __forceinline__ void each_of_rhs(const View& rhs, const Stretch& chun
     for (int i = 0; i < D / 2; i += 2) {
       const bool in = row + (i & 2) * 4 < length;
       const int c = column + i / 4 * 8;
-      const std::int64_t here = at + (i & 2 ? below : 0) + i / 4 * 8;
-      body(i, read_pair<kType, decltype(at_once)::value>(rhs.data, here, in && c < dim, in && c + 1 < dim));
+      body(at_once, i, at + (i & 2 ? below : 0) + i / 4 * 8, in && c < dim, in && c + 1 < dim);
     }
   });
 }
-
+/// body(i, pair) for each pair of a right-hand side in float32; 0 where there is no token or channel.
+template <int D, typename Body>
+__device__ __forceinline__ void each_of_rhs(const View& rhs, const Stretch& chunk, std::int64_t head, int dim,
+                                            bool pairs, Body&& body) {
+  each_place<D>(offset(rhs, chunk.batch, chunk.begin, head), rhs.token_stride, static_cast<int>(chunk.length), dim,
+                pairs, [&](auto at_once, int i, std::int64_t at, bool one, bool two) {
+                  body(i, read_pair<decltype(at_once)::value>(rhs.data, at, one, two));
+                });
+}
 /// The power of two below the largest of a row's numbers (of which each thread of a quad has its own largest), and its
 /// inverse: what makes them fit float16.
 struct RowScale {
@@ -261,129 +237,159 @@ __device__ __forceinline__ RowScale scale_of(float top) {
   return {.scale = usual ? bits_to_float(0x7f000000u - exponent) : 1, .unscale = usual ? bits_to_float(exponent) : 1};
 }
 
+/// The rows of queries, scaled by powers of two so that float16 holds the iterates: their largest number is then
+/// between 1 and 2, times what the iterates need as headroom. In accumulator order.
+template <int D, DType kType>
+struct ScaledRows {
+  std::uint32_t words[D / 4];
+  float unscale[2];
+
+  /// As they come, on their way from memory.
+  __device__ __forceinline__ void fetch(const View& view, const Stretch& chunk, std::int64_t head, int dim,
+                                        bool pairs) {
+    each_place<D>(offset(view, chunk.batch, chunk.begin, head), view.token_stride, static_cast<int>(chunk.length), dim,
+                  pairs, [&](auto at_once, int i, std::int64_t at, bool one, bool two) {
+                    words[i / 2] = read_word<decltype(at_once)::value>(view.data, at, one, two);
+                  });
+  }
+  __device__ __forceinline__ void scale(float headroom) {
+    unsigned top[2] = {0, 0};  // numbers without their signs are ordered as their bits are
+#pragma unroll
+    for (int i = 0; i < D / 4; ++i) top[i % 2] = __vmaxu2(top[i % 2], words[i] & 0x7fff7fffu);
+    float by[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 both = to_floats<kType>(top[i]);
+      const RowScale row = scale_of(fmaxf(both.x, both.y));
+      by[i] = row.scale * headroom;
+      unscale[i] = row.unscale / headroom;
+    }
+#pragma unroll
+    for (int i = 0; i < D / 4; ++i) {
+      const float2 pair = to_floats<kType>(words[i]);
+      words[i] = pack_half(pair.x * by[i % 2], pair.y * by[i % 2]);
+    }
+  }
+};
+
 template <int D>
 inline constexpr int kPrepareBytes = 1024 + kTokens * D * 2 + D * D * 2;
 
 template <int D, DType kType>
 __global__ void __launch_bounds__(kWarpgroup, 4)
-    prepare(const __grid_constant__ Problem p, Plan plan, KeyStates states, const __grid_constant__ SolveCall call,
-            const __grid_constant__ Schedules schedules, char* packages, bool whole_k, bool rhs_pairs) {
+    prepare(const __grid_constant__ Problem p, Plan plan, const Gates* gates, KeyStates states, double* norm,
+            const __grid_constant__ Schedules schedules, char* packages, bool whole_k, bool q_pairs) {
   __shared__ PrepareRows s;
   char *const k = aligned_tiles(), *const h = k + kTokens * D * 2;
   const int dim = static_cast<int>(p.key_dim);
   const float pace = schedules.of[0].pace, headroom = schedules.of[0].headroom;
   if (thread() == 0) {
-    barrier_init(&s.arrived);
+    for (std::uint64_t& barrier : s.arrived) barrier_init(&barrier);
     barrier_fence();
+    s.bad_keys = 0;
   }
   sync();
   int phase = 0;
-  for (std::int64_t task = block(); task < 2 * plan.count(p) * p.heads; task += blocks()) {
-    const Stretch chunk = tokens_of(plan, task / p.heads);
-    const std::int64_t head = task % p.heads;
-    const int len = static_cast<int>(chunk.length), token = thread() / 2;
-    char* const package = packages + task * Package<D>::kBytes;
+  const int heads = heads_of(p), tasks = chunk_tasks(p, plan);
+  for (int task = own_block(); task < tasks; task += all_blocks()) {
+    const Stretch chunk = tokens_of(plan, task / heads);
+    const int head = task % heads;
+    const int len = static_cast<int>(chunk.length), c = thread();
+    char* const package = packages + static_cast<std::int64_t>(task) * Package<D>::kBytes;
     auto* const rows = reinterpret_cast<ChunkRows*>(package + Package<D>::kRows);
-    if (thread() == 0) rows->chunk = chunk;
+    if (c == 0) rows->chunk = chunk;
     if (len <= 0) continue;
-    if (thread() == 0 && !call.norms_given) bulk_load(h, states.tile(task, D), D * D * 2, &s.arrived);
+    if (c == 0) {
+      bulk_load(&s.gates, gates + task, sizeof(Gates), &s.arrived[0]);
+      bulk_load(h, states.tile(task, D), D * D * 2, &s.arrived[1]);
+    }
     const float eta = states.norm[task], trace = states.trace[task];
+    const double log_eta = eta > 0 ? static_cast<double>(logf(eta)) : kLogZero;
     {
       TokenRows<D> keys;
       keys.fetch(p.k, chunk, head, dim, 0, whole_k);
-      prefetch_rhs(call.rhs, chunk, head, dim);
-      set_gates(s.gates, fetch_gates(p, chunk, head));
-      keys.template check<kType>(s.gates);
+      prefetch_queries(p.q, chunk, head, dim);
+      const unsigned bad = keys.template clear_bad<kType>();
       keys.template store_half<kType>(k, s.exponent);
+      barrier_wait(&s.arrived[0], phase);
+      for (int i = 0; i < TokenRows<D>::kOwn && bad != 0; ++i) {
+        const int row = TokenRows<D>::row(i);
+        if ((bad >> i & 1) == 0 || s.gates.log_beta[row] <= kLogZero) continue;
+        atomicOr(reinterpret_cast<unsigned long long*>(&s.bad_keys), 1ull << row);
+      }
     }
     publish();
     sync();
-    if (thread() == 0) bulk_store(package, k, kTokens * D * 2);
-    find_lost(s.gates, eta != eta);
-    if (thread() == 0) s.log_eta = eta > 0 ? static_cast<double>(logf(eta)) : kLogZero;
-    if (thread() < kTokens) {  // from here on β belongs to the scaled keys
-      s.gates.log_beta[thread()] += 2 * s.exponent[thread()] * 0.693147180559945309;
-      s.column[thread()] = static_cast<float>(s.gates.log_beta[thread()]) - s.gates.since[thread()];
+    if (c == 0) bulk_store(package, k, kTokens * D * 2);
+    const std::uint64_t bad = s.gates.bad | s.bad_keys, lost = lost_tokens(s.gates.forgets, bad, eta != eta);
+    if (c < kTokens) {
+      const double up_to = join_up_to(c, [&](int c) { return s.log_beta(c) - s.gates.g[c]; }, larger);
+      const auto set_largest = [&](int c, double is) {
+        s.largest[c] = is;
+        s.reference[c] = static_cast<float>(is + (s.gates.g[c] - static_cast<double>(s.gates.since[c])));
+        s.from_state[c] = expf(static_cast<float>(log_eta - is));
+      };
+      if (c == 0) set_largest(0, log_eta);
+      if (c + 1 < kTokens) set_largest(c + 1, most(up_to, log_eta));
+      s.column[c] = static_cast<float>(s.log_beta(c)) - s.gates.since[c];
     }
     sync();
-    const std::int64_t at = (chunk.batch * p.tokens + chunk.begin + token) * p.heads + head;
-    const double log_eta = s.log_eta;
-    double log_norm;
-    if (call.norms_given) {
-      const double norm = token < len ? call.norm[at] : 0;
-      log_norm = norm > 0 && finite(norm) ? log(norm) : kLogZero;
-      float gram[32];
-      square_keys<D>(s, k, gram);
-    } else {
-      barrier_wait(&s.arrived, phase);
-      phase ^= 1;
-      log_norm = find_norms<D>(s, h, k, log_eta);
-    }
-    if (thread() % 2 == 0) {
-      const bool lost = s.gates.lost[token] != 0, live = token < len && !lost && log_norm > kVanished;
+    multiply_for_norms<D>(s, h, k, phase);
+    phase ^= 1;
+    sync();
+    ScaledRows<D, kType> b;
+    b.fetch(p.q, chunk, head, dim, q_pairs);
+    if (c < kTokens) {
+      const double log_norm = find_log_norm(s, c, log_eta);
+      const bool is_lost = (lost >> c & 1) != 0, live = c < len && !is_lost && log_norm > kVanished;
       const float row =
-          live ? s.gates.since[token] - static_cast<float>(log_norm) + logf(pace) : static_cast<float>(kLogZero);
-      const float inverse = live ? static_cast<float>(exp(-log_norm)) : 0;
-      s.row[token] = rows->row[token] = row;
-      s.inverse_norm[token] = rows->inverse_norm[token] = inverse;
+          live ? s.gates.since[c] - static_cast<float>(log_norm) + logf(pace) : static_cast<float>(kLogZero);
+      const float inverse = live ? static_cast<float>(exp_of(-log_norm)) : 0;
+      s.row[c] = rows->row[c] = row;
+      s.inverse_norm[c] = rows->inverse_norm[c] = inverse;
       // Below 1e-12 the state is nothing beside what the chunk itself has written.
-      const double left = s.gates.g[token] + log_eta - log_norm;
-      rows->t[token] = pace * (live ? most(expf(static_cast<float>(left)), 1e-12f) : 1e-12f);
-      rows->factor[token] = live ? (call.normalise ? inverse : 1) : lost ? bits_to_float(0x7fc00000u) : 0;
-      if (!call.norms_given && token < len) call.norm[at] = lost ? not_a_number() : exp(log_norm);
+      const double left = s.gates.g[c] + log_eta - log_norm;
+      rows->t[c] = pace * (live ? most(expf(static_cast<float>(left)), 1e-12f) : 1e-12f);
+      rows->factor[c] = live ? 1 : is_lost ? bits_to_float(0x7fc00000u) : 0;
+      if (c < len) {
+        const std::int64_t at = (chunk.batch * p.tokens + chunk.begin + c) * p.heads + head;
+        norm[at] = is_lost ? not_a_number() : log_norm < -700 ? 0 : exp_of(log_norm);
+      }
     } else {
-      rows->alpha[token] = s.gates.alpha[token];
-      rows->column[token] = s.column[token];
-      rows->from[token] = s.gates.from[token];
-      const float since = s.gates.since[token];
-      const double log_scale = s.exponent[token] * 0.693147180559945309;
-      rows->since[token] = since;
-      rows->reading[token] = static_cast<float>(s.gates.log_beta[token] - log_scale) - since;
-      rows->zeta[token] = __expf(static_cast<float>(s.gates.g[token]));
-      const bool forgets = (s.gates.forgets[token / 32] >> token % 32 & 1) != 0;
-      rows->flags[token] = (s.gates.bad[token] != 0 ? kBadToken : 0) | (forgets ? kForgetsAll : 0);
+      const int j = c - kTokens;
+      const float since = s.gates.since[j];
+      const std::int64_t at = offset(p.alpha, chunk.batch, chunk.begin + j, head);
+      rows->alpha[j] = p.alpha.data == nullptr ? 1 : j < len ? read<float>(p.alpha, at) : 0;
+      rows->column[j] = s.column[j];
+      rows->from[j] = s.gates.from[j];
+      rows->since[j] = since;
+      rows->reading[j] = static_cast<float>(s.gates.log_beta[j] + s.exponent[j] * kLog2) - since;
+      rows->zeta[j] = __expf(static_cast<float>(s.gates.g[j]));
+      rows->flags[j] = ((bad >> j & 1) != 0 ? kBadToken : 0) | ((s.gates.forgets >> j & 1) != 0 ? kForgetsAll : 0);
     }
     sync();
-    const bool refined = schedules.may_refine && needs_refining(s, trace, len, schedules.least_spread);
-    if (thread() == 0) rows->refined = refined;
+    const bool few = schedules.may_refine && needs_refining(s, trace, len, schedules.least_spread);
     auto* const mask = reinterpret_cast<uint4*>(package + Package<D>::kMask) + thread();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      std::uint32_t words[4];
+      std::uint32_t of_mask[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float2 m = mask_at(s.row, s.column, s.gates.from, 8 * i + 2 * w);
-        words[w] = pack_half(m.x, m.y);
+        of_mask[w] = pack_half(m.x, m.y);
       }
-      mask[i * kWarpgroup] = {words[0], words[1], words[2], words[3]};
+      mask[i * kWarpgroup] = {of_mask[0], of_mask[1], of_mask[2], of_mask[3]};
     }
-    // Rows are scaled by powers of two, so that float16 holds the iterates: their largest number is then between 1
-    // and 2, times what the iterates need as headroom.
-    float b[D / 2], top[2] = {0, 0}, scale[2];
-    with_rhs<kType>(call.rhs, [&](auto type) {
-      each_of_rhs<D, decltype(type)::type>(call.rhs, chunk, head, dim, rhs_pairs,
-                                           [&](int i, const float2& pair) { b[i] = pair.x, b[i + 1] = pair.y; });
-    });
-#pragma unroll
-    for (int i = 0; i < D / 2; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], fabsf(b[i]));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const RowScale row = scale_of(top[i]);
-      scale[i] = row.scale * headroom;
-      if (lane() % 4 == 0) rows->unscale[own_row() + 8 * i] = row.unscale / headroom;
-    }
+    b.scale(headroom);
+    if (lane() % 4 == 0) rows->unscale[own_row()] = b.unscale[0], rows->unscale[own_row() + 8] = b.unscale[1];
     auto* const rhs = reinterpret_cast<uint4*>(package + Package<D>::kRhs) + thread();
 #pragma unroll
-    for (int n = 0; n < D / 2; n += 8) {
-      std::uint32_t words[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        words[w] = pack_half(b[n + 2 * w] * scale[w % 2], b[n + 2 * w + 1] * scale[w % 2]);
-      }
-      rhs[n / 8 * kWarpgroup] = {words[0], words[1], words[2], words[3]};
+    for (int n = 0; n < D / 16; ++n) {
+      rhs[n * kWarpgroup] = {b.words[4 * n], b.words[4 * n + 1], b.words[4 * n + 2], b.words[4 * n + 3]};
     }
-    if (thread() == 0) bulk_store_wait();
-    sync();  // nobody reads the rows and tiles any more
+    if (c == 0) bulk_store_wait();
+    const bool refined = __syncthreads_or(few) != 0;  // and nobody reads the rows and tiles any more
+    if (c == 0) rows->refined = refined, s.bad_keys = 0;
   }
   if (thread() == 0) bulk_store_finish();
 }

@@ -76,20 +76,21 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
   }
   sync();
   int phase = 0;
-  for (std::int64_t task = block(); task < 2 * plan.count(p) * p.heads * across; task += blocks()) {
+  const int heads = heads_of(p), tasks = chunk_tasks(p, plan) * across;
+  for (int task = own_block(); task < tasks; task += all_blocks()) {
     const int column_block = static_cast<int>(task % across), first = column_block * kWidth;
-    const std::int64_t at = task / across, head = at % p.heads;
-    const Stretch chunk = tokens_of(plan, at / p.heads);
+    const int at = task / across, head = at % heads;
+    const Stretch chunk = tokens_of(plan, at / heads);
     const int len = static_cast<int>(chunk.length);
     if (len <= 0) continue;
     if (thread() == 0) {
-      const char* const package = call.packages + at * Package<D>::kBytes;
+      const char* const package = call.packages + static_cast<std::int64_t>(at) * Package<D>::kBytes;
       bulk_load(&s.rows, package + Package<D>::kRows, sizeof(ChunkRows), &s.arrived[2]);
       bulk_load(k, package, Package<D>::kMask, &s.arrived[1]);
       bulk_load(u, call.states.tile(at, D, column_block), D * kWidth * 2, &s.arrived[0]);
     }
     std::uint32_t z[D / 4];
-    const uint4* const from = call.z + at * (D / 8) * kWarpgroup + thread();
+    const uint4* const from = call.z + static_cast<std::int64_t>(at) * (D / 8) * kWarpgroup + thread();
     TokenRows<kWidth> values;
     values.fetch(p.v, chunk, head, width, first, call.whole_v);
     const auto load_z = [&](int part) {

@@ -10,22 +10,28 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/schedule.h"
+
 namespace gka::kernels::cuda::hopper {
 
-inline constexpr int kMostSteps = 64;
+inline constexpr int kMostSteps = 64, kResiduals = 2;
+
+/// A residual b − (H̃ + a) ξ taken on the way. The recurrence goes on for ξ_i less ξ at the residual, with the residual
+/// as right-hand side and g = 1; its first step needs no product.
+struct Residual {
+  float grown = 1, grown_before = 1;  // g of the last step, and of the one before it
+  float e_weight = 0, r_weight = 0;   // the step without a product
+};
 
 struct Schedule {
-  int first = 0;  // steps before the residual, or all of them
-  int last = 0;   // steps in all
-  bool refined = false;
-  float pace = 1;
+  int stages = 1;                 // one more than there are residuals
+  int last[kResiduals + 1] = {};  // the last step of each stage
+  Residual residual[kResiduals] = {};
+  float pace = 1, inverse_pace = 1;
   float ridge = 0;     // times pace
   float headroom = 1;  // what a right-hand side of order 1 is scaled by: iterates reach 1/ridge
-  float residual = 1;  // −g_first / pace
   float start = 0;     // ξ_0 = start · b
-  float grown_before = 0, grown_first = 1, inverse_grown_first = 1;  // g at first − 1 and first, and pace over that
   float grown_last = 1;
-  float e_weight = 0, r_weight = 0;  // step first + 1, which needs no product
   float a[kMostSteps + 1] = {}, b[kMostSteps + 1] = {}, q[kMostSteps + 1] = {};
 };
 
@@ -34,31 +40,40 @@ inline constexpr double kGoal = 6e-3;
 /// From this budget on iterations may be spent as the kernel likes.
 inline constexpr std::int64_t kBudget = 20;
 
-/// `early`: no more steps than kGoal needs. `refined`: all of them, with a residual in the middle.
+/// `early`: no more steps than kGoal needs. `refined`: all of them, with residuals on the way.
 inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early, bool refined) {
   const double limit = 2 / (1 + std::sqrt(1 - 1 / ((1 + 2 * ridge) * (1 + 2 * ridge)))) * 2 / (1 + 2 * ridge);
-  Schedule s{.pace = static_cast<float>(limit), .ridge = static_cast<float>(limit * ridge)};
+  Schedule s{.pace = static_cast<float>(limit),
+             .inverse_pace = static_cast<float>(1 / limit),
+             .ridge = static_cast<float>(limit * ridge)};
   s.headroom = static_cast<float>(std::exp2(std::floor(std::log2(std::min(1.0, 50 * ridge)))));
   const double kappa = (1 + ridge) / ridge, rate = (std::sqrt(kappa) - 1) / (std::sqrt(kappa) + 1);
-  s.refined = refined;
-  s.last = static_cast<int>(iterations);
+  int steps = static_cast<int>(iterations);
   if (early) {
     const int enough = std::max(8, static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate))));
-    s.last = static_cast<int>(std::min<std::int64_t>(iterations, enough + enough % 2));
+    steps = static_cast<int>(std::min<std::int64_t>(iterations, enough + enough % 2));
   }
-  // Steps come in pairs, with an empty one in front where their number is odd. After the residual, one step without
-  // products and then last − first − 1, which has to be even.
-  s.first = refined ? s.last / 2 - (s.last / 2 + s.last + 1) % 2 : s.last;
+  s.stages = refined ? kResiduals + 1 : 1;
+  s.last[s.stages - 1] = steps;
+  // Steps come in pairs, with an empty one in front where their number is odd. After a residual, one step without
+  // products and then an even number. Noise of the steps before a residual fades over those behind it alone, so the
+  // first stages are the shorter ones.
+  for (int i = s.stages - 2; i >= 0; --i) {
+    const int about = steps * (i + 1) * 2 / 7;
+    s.last[i] = about - (s.last[i + 1] - about + 1) % 2;
+  }
 
-  const double centre = 1 + 2 * ridge, rho = 1 / centre;
-  double omega = 2, grown = 1, before = 1;
-  s.start = s.q[0] = static_cast<float>(2 / centre);
-  for (int i = 1; i <= s.last; ++i) {
-    omega = 4 / (4 - rho * rho * omega);
-    const double c = 2 * omega / centre;
-    if (s.refined && i == s.first + 1) {
-      s.e_weight = static_cast<float>(1 - omega);
-      s.r_weight = static_cast<float>(c);
+  kernels::Schedule chebyshev(Solver::chebyshev, 1 + ridge, ridge);
+  double grown = 1, before = 1;
+  s.start = s.q[0] = static_cast<float>(chebyshev.start().s);
+  for (int i = 1, stage = 0; i <= steps; ++i) {
+    const Coefficients of = chebyshev.step(i);
+    const double c = of.s, omega = 1 + of.m;
+    if (i == s.last[stage] + 1) {
+      s.residual[stage++] = {.grown = static_cast<float>(grown),
+                             .grown_before = static_cast<float>(before),
+                             .e_weight = static_cast<float>(1 - omega),
+                             .r_weight = static_cast<float>(c)};
       before = grown = 1;
       continue;
     }
@@ -68,12 +83,6 @@ inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early,
     s.q[i] = static_cast<float>(c / next);
     before = grown;
     grown = next;
-    if (i == s.first) {
-      s.grown_before = static_cast<float>(before);
-      s.grown_first = static_cast<float>(grown);
-      s.inverse_grown_first = static_cast<float>(limit / grown);
-      s.residual = static_cast<float>(-grown / limit);
-    }
   }
   s.grown_last = static_cast<float>(grown);
   return s;

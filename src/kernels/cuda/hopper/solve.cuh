@@ -15,9 +15,9 @@
 // - Iterates are kept as u_i = ξ_i/g_i with g_i = −(c_i/c) g_{i-1}: products have the same factor in every step.
 // - Where few keys make up H (strong decay, the start of a sequence) its null space dominates x, and rounding
 //   there shows in the few directions that are read. Chunks with such tokens (`needs_refining` of prepare.cuh) get the
-//   whole budget of iterations and, after `first` of them, the residual b − (H̃ + a)ξ with iterates and scores in two
-//   float16 parts; the *same* Chebyshev recurrence then goes on for the error: e_i = ξ_i − ξ_first obeys it with the
-//   residual as right-hand side, e_first = 0 and e_{first-1} = ξ_{first-1} − ξ_first. Nothing is lost by starting
+//   whole budget of iterations and, twice on the way, the residual b − (H̃ + a)ξ with iterates and scores in two
+//   float16 parts; the *same* Chebyshev recurrence then goes on for the error: e_i = ξ_i − ξ_n obeys it with the
+//   residual of ξ_n as right-hand side, e_n = 0 and e_{n-1} = ξ_{n-1} − ξ_n. Nothing is lost by starting
 //   anew, and its first step needs no product. H itself stays rounded: that is a perturbation, the same forward and
 //   backward, of 2⁻¹² beside its norm.
 // - Everything that has a scale (f, η, ζ, β) lives in logarithms until it is a ratio.
@@ -37,25 +37,9 @@ inline constexpr int kParked = 5 * kTokens * D / 8;
 /// body(both at once, i, offset, is there, is the second there) for each pair of x.
 template <int D, typename Body>
 __device__ __forceinline__ void each_of_x(const Problem& p, const Stretch& chunk, std::int64_t head, Body&& body) {
-  const int row = opaque(own_row()), column = opaque(own_column()), dim = static_cast<int>(p.key_dim),
-            length = static_cast<int>(chunk.length);
-  const std::int64_t at = ((chunk.batch * p.tokens + chunk.begin + row) * p.heads + head) * dim + column;
-  const std::int64_t below = 8 * p.heads * dim;
-  if (length == kTokens && dim == D) {  // everything is there
-#pragma unroll
-    for (int i = 0; i < D / 2; i += 2) {
-      body(std::true_type{}, i, at + (i & 2 ? below : 0) + i / 4 * 8, true, true);
-    }
-    return;
-  }
-  with_flag(dim % 2 == 0, [&](auto at_once) {
-#pragma unroll
-    for (int i = 0; i < D / 2; i += 2) {
-      const bool in = row + (i & 2) * 4 < length;
-      const int c = column + i / 4 * 8;
-      body(at_once, i, at + (i & 2 ? below : 0) + i / 4 * 8, in && c < dim, in && c + 1 < dim);
-    }
-  });
+  const std::int64_t first = ((chunk.batch * p.tokens + chunk.begin) * p.heads + head) * p.key_dim;
+  each_place<D>(first, p.heads * p.key_dim, static_cast<int>(chunk.length), static_cast<int>(p.key_dim),
+                p.key_dim % 2 == 0, body);
 }
 
 /// One chunk's solve: what a thread keeps beside the iterates.
@@ -192,7 +176,7 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
   auto* const mask = reinterpret_cast<uint4*>(k + Package<D>::kMask) + thread();
   auto* const rhs = reinterpret_cast<uint4*>(k + Package<D>::kRhs) + thread();
   const auto& rows = *reinterpret_cast<const ChunkRows*>(k + Package<D>::kRows);
-  // This thread's numbers in accumulator order: ξ_first/g_last, then ξ_{first-1} − ξ_first, then q.
+  // This thread's numbers in accumulator order: ξ at the last residual, then the iterate before less that, then q.
   parked += block() * kParked<D> + thread();
   float4* const parked_rest = parked + D / 8 * kWarpgroup;
   auto* const parked_q = reinterpret_cast<uint4*>(parked_rest + D / 8 * kWarpgroup);
@@ -230,7 +214,7 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
       solver.inverse_t[i] = 1 / solver.t[i];
     }
     // Before an odd number of steps comes one that makes ξ_0 out of nothing.
-    int i = schedule.first % 2 == 0 ? 1 : 0, last = schedule.first;
+    int i = schedule.last[0] % 2 == 0 ? 1 : 0, stage = 0;
     float u1[D / 2], u2[D / 2];
     const float start = i == 0 ? 0 : schedule.start;
 #pragma unroll
@@ -239,7 +223,7 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
       const float2 b[4] = {unpack_half(words.x), unpack_half(words.y), unpack_half(words.z), unpack_half(words.w)};
 #pragma unroll
       for (int w = 0; w < 4; ++w) u1[n + 2 * w] = start * b[w].x, u1[n + 2 * w + 1] = start * b[w].y;
-      if (kReads && refined) parked_q[n / 8 * kWarpgroup] = words;
+      if (refined) parked_q[n / 8 * kWarpgroup] = words;
     }
 #pragma unroll
     for (int n = 0; n < D / 2; ++n) u2[n] = 0;
@@ -249,22 +233,32 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
     phase[turn] ^= 1;
 #pragma unroll 1
     while (!empty) {
-      solver.steps(u1, u2, schedule, i, last);
-      if (last == schedule.last) break;
-      i = schedule.first + 2;
-      last = schedule.last;
-      const float grown = schedule.grown_first, before = schedule.grown_before, once = 1 / schedule.grown_last;
+      solver.steps(u1, u2, schedule, i, schedule.last[stage]);
+      if (stage == schedule.stages - 1) break;
+      const Residual& at = schedule.residual[stage];
+      i = schedule.last[stage] + 2;
 #pragma unroll
       for (int n = 0; n < D / 2; n += 4) {
-        const float4 now{grown * u1[n], grown * u1[n + 1], grown * u1[n + 2], grown * u1[n + 3]};
-        parked[n / 4 * kWarpgroup] = {once * now.x, once * now.y, once * now.z, once * now.w};
-        parked_rest[n / 4 * kWarpgroup] = {before * u2[n] - now.x, before * u2[n + 1] - now.y,
-                                           before * u2[n + 2] - now.z, before * u2[n + 3] - now.w};
+        float now[4], before[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          now[e] = at.grown * u1[n + e];
+          before[e] = at.grown_before * u2[n + e] - now[e];
+        }
+        parked_rest[n / 4 * kWarpgroup] = {before[0], before[1], before[2], before[3]};
+        if (stage > 0) {
+          const float4 then = parked[n / 4 * kWarpgroup];
+          now[0] += then.x, now[1] += then.y, now[2] += then.z, now[3] += then.w;
+        }
+        parked[n / 4 * kWarpgroup] = {now[0], now[1], now[2], now[3]};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) u1[n + e] = now[e];
       }
-      // u2 becomes −residual/g.
+      ++stage;
+      // u2 becomes −residual, times pace.
       const auto exact_mask = [&](int n) { return mask_at(rows.row, rows.column, rows.from, n); };
       solver.apply_exactly(u1, u2, exact_mask, [&] {
-        const float by = -schedule.inverse_grown_first;
+        const float by = -schedule.pace;
         const auto add = [&](int n, const float2& b) {
           const float t = solver.t[n / 2 % 2];
           u2[n] = t * u2[n] + (schedule.ridge * u1[n] + by * b.x);
@@ -272,13 +266,12 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
         };
         if (call.rhs.dtype == DType::float32) {  // as it came, not as float16
           const float scale[2] = {1 / rows.unscale[own_row()], 1 / rows.unscale[own_row() + 8]};
-          each_of_rhs<D, DType::float32>(
-              call.rhs, rows.chunk, task % p.heads, static_cast<int>(p.key_dim), rhs_pairs,
-              [&](int n, const float2& b) { add(n, {scale[n / 2 % 2] * b.x, scale[n / 2 % 2] * b.y}); });
+          each_of_rhs<D>(call.rhs, rows.chunk, task % p.heads, static_cast<int>(p.key_dim), rhs_pairs,
+                         [&](int n, const float2& b) { add(n, {scale[n / 2 % 2] * b.x, scale[n / 2 % 2] * b.y}); });
         } else {
 #pragma unroll
           for (int n = 0; n < D / 2; n += 8) {
-            const uint4 r = rhs[n / 8 * kWarpgroup];
+            const uint4 r = parked_q[n / 8 * kWarpgroup];
             add(n, unpack_half(r.x)), add(n + 2, unpack_half(r.y));
             add(n + 4, unpack_half(r.z)), add(n + 6, unpack_half(r.w));
           }
@@ -290,12 +283,12 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
         std::uint32_t words[4];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          const int at = n + 2 * w;
-          const float first = schedule.residual * u2[at], second = schedule.residual * u2[at + 1];
+          const int m = n + 2 * w;
+          const float first = -schedule.inverse_pace * u2[m], second = -schedule.inverse_pace * u2[m + 1];
           const float4& e = rest[w / 2];
-          u1[at] = schedule.e_weight * (w % 2 == 0 ? e.x : e.z) + schedule.r_weight * first;
-          u1[at + 1] = schedule.e_weight * (w % 2 == 0 ? e.y : e.w) + schedule.r_weight * second;
-          u2[at] = u2[at + 1] = 0;
+          u1[m] = at.e_weight * (w % 2 == 0 ? e.x : e.z) + at.r_weight * first;
+          u1[m + 1] = at.e_weight * (w % 2 == 0 ? e.y : e.w) + at.r_weight * second;
+          u2[m] = u2[m + 1] = 0;
           words[w] = pack_half(first, second);
         }
         rhs[n / 8 * kWarpgroup] = {words[0], words[1], words[2], words[3]};
@@ -315,10 +308,11 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
       nothing[i] = by > 0 ? 0 : by;
     }
     if (refined) {
+      const float once = 1 / schedule.grown_last;
 #pragma unroll
       for (int n = 0; n < D / 2; n += 4) {
         const float4 then = parked[n / 4 * kWarpgroup];
-        u1[n] += then.x, u1[n + 1] += then.y, u1[n + 2] += then.z, u1[n + 3] += then.w;
+        u1[n] += once * then.x, u1[n + 1] += once * then.y, u1[n + 2] += once * then.z, u1[n + 3] += once * then.w;
       }
     }
 #pragma unroll

@@ -2,12 +2,12 @@
 //
 //   H ← ζ_C H + Wᵀ K,   U ← ζ_C U + Wᵀ V,   W = diag(w) K,   w_j = β_j M_jC
 //
-// two warpgroups with H, two with 128 columns of U, from the same tiles: keys and values as they come, which is
-// exact, and W in two 16-bit parts. It does so twice: from zero, to find what each group adds (after which
+// one warpgroup with H, one with 128 columns of U, from the same tiles: keys and values as they come, which is exact,
+// and W in two 16-bit parts. Two more warpgroups do nothing but make tiles, two or three chunks ahead, so that neither
+// state waits for memory or for the other. It does so twice: from zero, to find what each group adds (after which
 // `carry_groups` runs along the groups), and then from the state that arrives, this time leaving the state at the start
 // of every chunk where the solve and the answers find it. Walking twice is cheaper than writing and reading a state per
-// chunk three times over. While the products of a chunk run, the tiles of the next one are made: one barrier of all a
-// chunk.
+// chunk three times over.
 #pragma once
 
 #include "kernels/cuda/hopper/chunk.cuh"
@@ -17,18 +17,16 @@ namespace gka::kernels::cuda::hopper {
 inline constexpr int kWidth = 128;  // columns of U that a warpgroup walks with
 
 /// States at the start of every chunk, divided by their norms, in float16: tiles of 64-column blocks of D rows, so that
-/// one bulk copy brings one in; behind each, where somebody asks for it, a tile of what float16 lost. A state that is
-/// zero, or lost (not finite), is a tile of zeros.
+/// one bulk copy brings one in. A state that is zero, or lost (not finite), is a tile of zeros.
 struct KeyStates {
-  __half* tiles = nullptr;  // [slots, heads, across, parts, D, 128]
+  __half* tiles = nullptr;  // [slots, heads, across, D, 128]
   float* norm = nullptr;    // [slots, heads, across]: ‖·‖_F; NaN for a lost one
   float* trace = nullptr;   // [slots, heads]: of H
-  int parts = 1;            // 2: with what float16 lost
   int across = 1;           // blocks of 128 columns
 
   /// `at`: slot · heads + head.
   __host__ __device__ __half* tile(std::int64_t at, int dim, int column_block = 0) const {
-    return tiles + (at * across + column_block) * parts * dim * kWidth;
+    return tiles + (at * across + column_block) * dim * kWidth;
   }
 };
 
@@ -36,6 +34,7 @@ struct KeyStates {
 struct Fades {
   float* weight = nullptr;  // [slots, heads, 64]: w_j over `unit`; 0 for a token that is lost itself
   float2* chunk = nullptr;  // [slots, heads]: ζ_C, NaN if the chunk's end is lost; and the unit
+  Gates* gates = nullptr;   // [slots, heads]; null: not wanted
 };
 
 /// One of the two states of a walk.
@@ -49,19 +48,24 @@ struct Track {
 struct Walk {
   Fades fades{};
   Track h{}, u{};
-  double* zeta = nullptr;  // [groups, heads]: own walk: what is left of an earlier state
+  float* zeta = nullptr;   // [groups, heads]: own walk: what is left of an earlier state
   bool skip_last = false;  // own walk: nobody asks for the end of a sequence
   bool whole_k = false, whole_v = false;
 };
 
 /// Finds Fades: a warp has a chunk of a head. The unit is a power of two that brings the largest weight near 1, for
-/// float16, whose range is small; bf16 has it at 1.
+/// float16, whose range is small; bf16 has it at 1. `cuts`: the first block finds the cut meanwhile, which is then not
+/// there yet.
 template <DType kType>
-static __global__ void __launch_bounds__(256) find_fades(const __grid_constant__ Problem p, Plan plan, Fades fades) {
-  const std::int64_t tasks = 2 * plan.count(p) * p.heads;
-  for (std::int64_t task = block() * 8 + thread() / 32; task < tasks; task += blocks() * 8) {
-    const Stretch chunk = tokens_of(plan, task / p.heads);
-    const std::int64_t head = task % p.heads;
+static __global__ void __launch_bounds__(kThreads)
+    find_fades(const __grid_constant__ Problem p, Cut cut, Fades fades, bool cuts) {
+  if (cuts && block() == 0) return find_cut(p, cut);
+  const int rows = static_cast<int>(p.batch * ((p.tokens + kSegment - 1) / kSegment)), heads = heads_of(p);
+  const int tasks = p.cu_seqlens != nullptr ? chunk_tasks(p, cut.plan) : 2 * rows * heads;
+  const int first = own_block() - (cuts ? 1 : 0), others = all_blocks() - (cuts ? 1 : 0);
+  for (int task = first * kWarps + thread() / 32; task < tasks; task += others * kWarps) {
+    const int slot = task / heads, head = task % heads;
+    const Stretch chunk = p.cu_seqlens != nullptr ? tokens_of(cut.plan, slot) : tokens_of_row(p, slot);
     if (chunk.length <= 0) continue;
     double sum[2];
     float beta[2];
@@ -89,6 +93,22 @@ static __global__ void __launch_bounds__(256) find_fades(const __grid_constant__
     }
     sum[1] += __shfl_sync(0xffffffffu, sum[0], 31);
     const double end = __shfl_sync(0xffffffffu, sum[1], 31);
+    if (fades.gates != nullptr) {
+      Gates& gates = fades.gates[task];
+      const auto both = [](const unsigned (&words)[2]) {
+        return words[0] | static_cast<std::uint64_t>(words[1]) << 32;
+      };
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int c = lane() + 32 * i;
+        const std::uint64_t before = both(forgets) << (63 - c);
+        gates.g[c] = sum[i];
+        gates.log_beta[c] = beta[i] > 0 ? static_cast<double>(logf(beta[i])) : kLogZero;
+        gates.since[c] = static_cast<float>(sum[i] - kForget * __popcll(static_cast<long long>(before)));
+        gates.from[c] = before == 0 ? 0 : c - __clzll(static_cast<long long>(before));
+      }
+      if (lane() == 0) gates.forgets = both(forgets), gates.bad = both(bad);
+    }
     // The end is lost where a bad token comes at or after the last γ = 0.
     const auto last = [](unsigned low, unsigned high) {
       return high != 0 ? 63 - __clz(static_cast<int>(high)) : low != 0 ? 31 - __clz(static_cast<int>(low)) : -1;
@@ -128,15 +148,17 @@ struct GroupStates {
 /// arriving_s = ζ_{s-1} arriving_{s-1} + part_{s-1} for both states, one element per thread, eight loads under way.
 static __global__ void __launch_bounds__(256)
     carry_groups(const __grid_constant__ Problem p, Cut cut, const __grid_constant__ GroupStates h,
-                 const __grid_constant__ GroupStates u, const double* zeta) {
+                 const __grid_constant__ GroupStates u, const float* zeta) {
   constexpr int kAhead = 8;
   const auto tiles_of = [](const GroupStates& of) { return (of.rows * of.columns + 255) / 256; };
   const int tiles = tiles_of(h) + tiles_of(u);
-  for (std::int64_t task = block(); task < p.sequences * p.heads * tiles; task += blocks()) {
-    const int tile = static_cast<int>(task % tiles);
+  const int heads = heads_of(p), tasks = static_cast<int>(p.sequences) * heads * tiles;
+  for (int task = own_block(); task < tasks; task += all_blocks()) {
+    const int tile = task % tiles;
     const bool of_u = tile >= tiles_of(h);
     const GroupStates& c = of_u ? u : h;
-    const std::int64_t size = static_cast<std::int64_t>(c.rows) * c.columns, sequence_head = task / tiles;
+    const std::int64_t size = static_cast<std::int64_t>(c.rows) * c.columns;
+    const int sequence_head = task / tiles, n = sequence_head / heads, head = sequence_head % heads;
     const int e = (of_u ? tile - tiles_of(h) : tile) * 256 + thread();
     if (e >= size) continue;
     float state = 0;
@@ -144,39 +166,33 @@ static __global__ void __launch_bounds__(256)
       const float* const start = c.start + sequence_head * size;
       state = c.symmetric ? 0.5f * start[e] + 0.5f * start[e % c.columns * c.columns + e / c.columns] : start[e];
     }
-    const std::int64_t n = sequence_head / p.heads, head = sequence_head % p.heads;
     const std::int64_t first = cut.group_begin[n];
     const int count = static_cast<int>(cut.group_begin[n + 1] - first);
-    float* const parts = c.parts + (first * p.heads + head) * size + e;
-    const double* const left = zeta + first * p.heads + head;
+    const float *part = c.parts + (first * p.heads + head) * size + e, *left = zeta + first * p.heads + head;
+    float* arriving = c.parts + (first * p.heads + head) * size + e;
+    const std::int64_t apart = p.heads * size;
     for (int i = 0; i < count; i += kAhead) {
-      float part[kAhead], by[kAhead];
+      float parts[kAhead], by[kAhead];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
-        const std::int64_t at = least(i + a, count - 1) * p.heads;
-        part[a] = parts[at * size];
-        by[a] = static_cast<float>(left[at]);
+        parts[a] = *part, by[a] = *left;
+        if (i + a + 1 < count) part += apart, left += p.heads;
       }
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
         if (i + a >= count) break;
-        parts[(i + a) * p.heads * size] = state;
-        state = (by[a] == 0 ? 0 : by[a] * state) + part[a];
+        *arriving = state;
+        arriving += apart;
+        state = (by[a] == 0 ? 0 : by[a] * state) + parts[a];
       }
     }
     if (c.end != nullptr) c.end[sequence_head * size + e] = state;
   }
 }
 
-/// Warpgroups that share a state, each with its part of the columns, and all of a walk.
-inline constexpr int kShare = 1, kWalkThreads = 2 * kShare * kWarpgroup;
-
-/// Barriers of one warpgroup, and of those that share its state.
+/// A barrier of one warpgroup.
 __device__ __forceinline__ void sync_group() {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + thread() / kWarpgroup), "n"(kWarpgroup) : "memory");
-}
-__device__ __forceinline__ void sync_share() {
-  asm volatile("bar.sync %0, %1;" ::"r"(8 + thread() / (kShare * kWarpgroup)), "n"(kShare * kWarpgroup) : "memory");
 }
 
 /// A state of D×N over the accumulators of D/64 products.
@@ -207,7 +223,7 @@ struct State {
   /// From or to rows of `columns` numbers, of which the first is at `at`.
   __device__ __forceinline__ void load(const float* from, int rows, int columns, int first) {
     each_in_memory(rows, columns, first, [&](auto pairs, std::int64_t at, bool one, bool two, float& a, float& b) {
-      const float2 pair = read_pair<DType::float32, decltype(pairs)::value>(from, at, one, two);
+      const float2 pair = read_pair<decltype(pairs)::value>(from, at, one, two);
       a = pair.x, b = pair.y;
     });
   }
@@ -237,60 +253,63 @@ struct State {
     });
   }
 
-  /// Over all who share a state, what `join` makes of their values, in the same order every time. A barrier.
+  /// Over the warpgroup, what `join` makes of its values, in the same order every time. A barrier.
   template <typename Join>
-  __device__ __forceinline__ float2 over_share(float2 value, float2 (&room)[4 * kShare], Join&& join) {
+  __device__ __forceinline__ float2 over_group(float2 value, float2 (&room)[4], Join&& join) {
 #pragma unroll
     for (int reach = 16; reach > 0; reach /= 2) {
       value.x = join(value.x, __shfl_xor_sync(0xffffffffu, value.x, reach));
       value.y = join(value.y, __shfl_xor_sync(0xffffffffu, value.y, reach));
     }
-    if (lane() == 0) room[thread() / 32 % (4 * kShare)] = value;
-    sync_share();
+    if (lane() == 0) room[thread() / 32 % 4] = value;
+    sync_group();
     value = room[0];
 #pragma unroll
-    for (int i = 1; i < 4 * kShare; ++i) value = {join(value.x, room[i].x), join(value.y, room[i].y)};
+    for (int i = 1; i < 4; ++i) value = {join(value.x, room[i].x), join(value.y, room[i].y)};
     return value;
   }
-  /// What this thread has of the diagonal; its first column is `first`.
-  __device__ __forceinline__ float own_diagonal(int first) {
-    // Row 64m + 16w + 8h + l/4 meets column 8i + 2(l%4) + e where 8i = 64m + 16w + 8h − first and e = l/4 − 2(l%4).
+  /// What this thread has of the diagonal.
+  __device__ __forceinline__ float own_diagonal() {
+    // Row 64m + 16w + 8h + l/4 meets column 8i + 2(l%4) + e where i = 8m + 2w + h and e = l/4 − 2(l%4).
     float sum = 0;
-    const int e = lane() / 4 - 2 * (lane() % 4), at = thread() % kWarpgroup / 32 * 16 - first;
+    const int e = lane() / 4 - 2 * (lane() % 4), w = thread() % kWarpgroup / 32;
     if (e != 0 && e != 1) return 0;
 #pragma unroll
     for (int m = 0; m < D / 64; ++m) {
 #pragma unroll
-      for (int i = 0; i < N / 8; ++i) {
-        const int half = i % 2;  // all else are multiples of 16
-        const float value = e == 0 ? part[m][4 * i + 2 * half] : part[m][4 * i + 2 * half + 1];
-        sum += 64 * m + 8 * half + at == 8 * i ? value : 0;
+      for (int n = 0; n < 8; ++n) {
+        const int at = 4 * (8 * m + n) + 2 * (n % 2);
+        sum += n / 2 == w ? (e == 0 ? part[m][at] : part[m][at + 1]) : 0;
       }
     }
     return sum;
   }
-  /// ‖state‖_F (NaN where it is not finite) and, of H, its trace. Barriers of those who share it.
-  __device__ __forceinline__ float2 measure(bool with_trace, int first, float2 (&room)[2][4 * kShare]) {
+  /// The sum of the squares of this thread's numbers times `by`.
+  __device__ __forceinline__ float own_squares(float by) {
+    float sums[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int m = 0; m < D / 64; ++m) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) sums[i % 4] += (part[m][i] * by) * (part[m][i] * by);
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+  /// ‖state‖_F (NaN where it is not finite) and, of H, its trace. Barriers of the warpgroup.
+  __device__ __forceinline__ float2 measure(bool with_trace, float2 (&room)[2][4]) {
     const auto plus = [](float a, float b) { return a + b; };
-    const float trace = with_trace ? own_diagonal(first) : 0;
-    float square = 0;
-    each([&](int, int, float& a, float& b) { square += a * a + b * b; });
-    float2 sums = over_share({square, trace}, room[0], plus);
+    const float2 sums = over_group({own_squares(1), with_trace ? own_diagonal() : 0}, room[0], plus);
     if (sums.x > 1e-20f && sums.x < 1e20f) return {sqrtf(sums.x), sums.y};
     // Far from 1: the largest number first.
     float top = 0;
     each([&](int, int, float& a, float& b) { top = fmaxf(top, fmaxf(fabsf(a), fabsf(b))); });
-    top = over_share({top, 0}, room[1], [](float a, float b) { return fmaxf(a, b); }).x;
+    top = over_group({top, 0}, room[1], [](float a, float b) { return fmaxf(a, b); }).x;
     const float by = top > 1e-37f && top < 3e38f ? 1 / top : 0;  // fmaxf passes NaN over: the squares find it
-    square = 0;
-    each([&](int, int, float& a, float& b) { square += (a * by) * (a * by) + (b * by) * (b * by); });
-    square = over_share({square, 0}, room[0], plus).x;
-    sync_share();  // both rooms are free again
+    const float square = over_group({own_squares(by), 0}, room[0], plus).x;
+    sync_group();  // both rooms are free again
     if (by > 0) return {sqrtf(square) * top, sums.y};
     return {square == 0 && top <= 1e-37f ? 0 : bits_to_float(0x7fc00000u), 0};
   }
-  /// As float16 in a tile of N/64 blocks of D rows, times `by`, which is not 0; kRest: what that lost instead.
-  template <bool kRest>
+  /// As float16 in a tile of N/64 blocks of D rows, times `by`, which is not 0.
   __device__ __forceinline__ void put(char* tile, float by) {
     const int matrix = opaque(lane() / 8), row = opaque(thread() % kWarpgroup / 32 * 16 + matrix % 2 * 8 + lane() % 8);
 #pragma unroll
@@ -299,11 +318,7 @@ struct State {
       for (int i = 0; i < N / 2; i += 8) {
         std::uint32_t words[4];
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const float a = part[m][i + 2 * w] * by, b = part[m][i + 2 * w + 1] * by;
-          words[w] = pack_half(a, b);
-          if (kRest) words[w] = pack_half_rest(a, b, words[w]);
-        }
+        for (int w = 0; w < 4; ++w) words[w] = pack_half(part[m][i + 2 * w] * by, part[m][i + 2 * w + 1] * by);
         const int at = unit_at(64 * m + row, i / 4 + matrix / 2, D);
         store_matrices(shared_address(tile + at), words[0], words[1], words[2], words[3]);
       }
@@ -329,151 +344,230 @@ struct State {
   }
 };
 
-/// Shared memory of a walk: two sets of token tiles (W in two parts, keys, values), and the tiles of both states.
+/// A block of a walk: two warpgroups make tiles, one has H, one 128 columns of U. Registers go where the states are.
+inline constexpr int kMakers = 2 * kWarpgroup, kWalkThreads = kMakers + 2 * kWarpgroup;
+inline constexpr int kMakerRegisters = 80, kWalkerRegisters = 176;
+
+/// Shared memory of a walk: stages of token tiles (W in two parts, keys, values), and the tiles of both states.
 template <int D, bool kSpread>
 struct WalkRoom {
+  static constexpr int kStages = kSpread ? 2 : 3;
   static constexpr int kTile = kTokens * kWidth * 2, kStage = 4 * kTile, kState = D * kWidth * 2;
-  static constexpr int kBytes = 1024 + 2 * kStage + (kSpread ? 2 * kState : 0);
+  static constexpr int kBytes = 1024 + kStages * kStage + (kSpread ? 2 * kState : 0);
 };
 
-/// Leaves this warpgroup's columns, from `first` on, of a state at the start of a chunk.
+/// Which stage chunk n of a block lies in (counted over all of its tasks), and the parity of its turn there.
+template <int kStages>
+struct Turn {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+/// What passes between the warpgroups of a walk.
+template <int kStages>
+struct WalkShared {
+  std::uint64_t full[kStages], empty[kStages];
+  float2 fade[kStages];  // of the chunk: Fades::chunk
+  int lost[kStages][2];  // the last chunk in this stage (counted from 1) whose part of H, of U is not finite
+  float2 room[2][2][4];
+};
+
+/// A (group, head, block of columns) of a walk.
+struct WalkTask {
+  int head, slot, first_chunk;  // of [groups, heads]; of [slots, heads]
+  Group group;
+  Stretch whole;
+  int column_block, chunks, walked;
+  bool skipped;
+};
+
+template <bool kSpread>
+__device__ __forceinline__ WalkTask walk_task(const Problem& p, const Cut& cut, const Walk& w, int task, int across) {
+  const int heads = heads_of(p), head = task / across % heads, at = task / across / heads;
+  const Group group = cut.groups[at];
+  const Stretch whole = tokens_of(cut, group);
+  const int chunks = static_cast<int>((whole.length + kTokens - 1) / kTokens);
+  return {.head = head,
+          .slot = at * heads + head,
+          .first_chunk = 2 * static_cast<int>(group.segment) * heads + head,
+          .group = group,
+          .whole = whole,
+          .column_block = static_cast<int>(task % across),
+          .chunks = chunks,
+          .walked = kSpread ? chunks - 1 : chunks,
+          .skipped = !kSpread && w.skip_last && cut.plan.segments[group.segment + group.count - 1].last != 0};
+}
+
+/// The warpgroups that make tiles: a unit of the next chunk is asked for as soon as that of this one is stored.
+template <int D, bool kSpread, DType kType, bool kWhole>
+__device__ __forceinline__ void make_tiles(const Problem& p, const Cut& cut, const Walk& w, char* tiles,
+                                           WalkShared<WalkRoom<D, kSpread>::kStages>& s, int tasks, int across) {
+  using Room = WalkRoom<D, kSpread>;
+  using Rows = TokenRows<D, kMakers>;
+  const int heads = heads_of(p);
+  Turn<Room::kStages> turn;
+  int counted = 0;
+  for (int task = own_block(); task < tasks; task += all_blocks()) {
+    const WalkTask t = walk_task<kSpread>(p, cut, w, task, across);
+    if (t.skipped || t.walked <= 0) continue;
+    Rows keys, values;
+    float weight[Rows::kOwn];
+    float2 fade;
+    const auto source_of = [&](const View& view, int i, int columns, int first) {
+      return Rows::source(view, chunk_of(t.whole, i), t.head, columns, first);
+    };
+    const auto keys_of = [&](int i) { return source_of(p.k, i, static_cast<int>(p.key_dim), 0); };
+    const auto values_of = [&](int i) { return source_of(p.v, i, w.u.columns, t.column_block * kWidth); };
+    const auto fetch_weights = [&](int i) {
+      const int chunk = t.first_chunk + i * heads;
+#pragma unroll
+      for (int n = 0; n < Rows::kOwn; ++n) weight[n] = w.fades.weight[chunk * kTokens + Rows::row(n)];
+      fade = w.fades.chunk[chunk];
+    };
+    keys.template fetch_units<kWhole>(keys_of(0));
+    values.template fetch_units<kWhole>(values_of(0));
+    fetch_weights(0);
+#pragma unroll 1
+    for (int i = 0; i < t.walked; ++i, turn.next()) {
+      const int next = i + 1 < t.walked ? i + 1 : i;
+      ++counted;
+      char* const stage = tiles + turn.stage * Room::kStage;
+      barrier_wait(&s.empty[turn.stage], turn.parity ^ 1);
+      bool lost[2] = {false, false};
+      const auto next_keys = keys_of(next), next_values = values_of(next);
+#pragma unroll
+      for (int n = 0; n < Rows::kOwn; ++n) {
+        lost[0] |=
+            keys.template store_weighted<kType>(stage, stage + Room::kTile, stage + 2 * Room::kTile, n, weight[n]);
+        keys.template fetch_unit<kWhole>(next_keys, n);
+      }
+#pragma unroll
+      for (int n = 0; n < Rows::kOwn; ++n) {
+        lost[1] |= values.template store_checked<kType>(stage + 3 * Room::kTile, n, weight[n]);
+        values.template fetch_unit<kWhole>(next_values, n);
+      }
+      if (lost[0]) s.lost[turn.stage][0] = counted;
+      if (lost[0] || lost[1]) s.lost[turn.stage][1] = counted;
+      if (thread() == 0) s.fade[turn.stage] = fade;
+      fetch_weights(next);
+      publish();
+      barrier_arrive(&s.full[turn.stage]);
+    }
+  }
+}
+
+/// Leaves a state at the start of a chunk: `at` is slot · heads + head.
 template <int D, int N>
-__device__ __forceinline__ void spread_state(State<D, N>& state, const KeyStates& to, std::int64_t at, int column_block,
-                                             int first, bool with_trace, float unit, char* staged,
-                                             float2 (&room)[2][4 * kShare]) {
+__device__ __forceinline__ void spread_state(State<D, N>& state, const KeyStates& to, int at, int column_block,
+                                             bool with_trace, float unit, char* staged, float2 (&room)[2][4]) {
   const bool leader = thread() % kWarpgroup == 0;
   if (leader) bulk_store_wait();
-  const float2 measured = state.measure(with_trace, first, room);
+  const float2 measured = state.measure(with_trace, room);
   const float norm = measured.x;
   const bool usable = norm > 1e-37f && norm < 3e38f;
-  __half* const tile = to.tile(at, D, column_block) + first * D;
-  const float by = usable ? 1 / norm : 0;
-  const auto finish = [&](__half* to_tile) {
-    publish();
-    sync_group();
-    if (leader) bulk_store(to_tile, staged, D * N * 2);
-  };
-  usable ? state.template put<false>(staged, by) : state.put_nothing(staged);
-  finish(tile);
-  if (leader && first == 0) {
-    const float is = usable ? norm * unit : norm <= 1e-37f ? 0 : bits_to_float(0x7fc00000u);
-    to.norm[at * to.across + column_block] = is;
-    if (with_trace) to.trace[at] = measured.y * unit;
+  usable ? state.put(staged, 1 / norm) : state.put_nothing(staged);
+  publish();
+  sync_group();
+  if (!leader) return;
+  bulk_store(to.tile(at, D, column_block), staged, D * N * 2);
+  to.norm[at * to.across + column_block] = usable ? norm * unit : norm <= 1e-37f ? 0 : bits_to_float(0x7fc00000u);
+  if (with_trace) to.trace[at] = measured.y * unit;
+}
+
+/// A warpgroup with a state.
+template <int D, bool kSpread, DType kType>
+__device__ __forceinline__ void walk_state(const Problem& p, const Cut& cut, const Walk& w, char* tiles,
+                                           WalkShared<WalkRoom<D, kSpread>::kStages>& s, int tasks, int across) {
+  using Room = WalkRoom<D, kSpread>;
+  constexpr bool kHalf = kType == DType::float16;
+  const bool of_u = thread() / kWarpgroup == kWalkThreads / kWarpgroup - 1;
+  const Track& track = of_u ? w.u : w.h;
+  const int heads = heads_of(p);
+  Turn<Room::kStages> turn;
+  int counted = 0;
+  for (int task = own_block(); task < tasks; task += all_blocks()) {
+    const WalkTask t = walk_task<kSpread>(p, cut, w, task, across);
+    if (t.skipped) continue;
+    const bool active = of_u || t.column_block == 0;
+    const int column_block = of_u ? t.column_block : 0, size = track.rows * track.columns;
+    State<D, kWidth> state;
+    if (kSpread) {
+      state.load(track.states + static_cast<std::int64_t>(t.slot) * size, active ? track.rows : 0, track.columns,
+                 column_block * kWidth);
+    } else {
+      state.fill(0);
+    }
+    float unit = 1;
+    double left = 1;
+#pragma unroll 1
+    for (int i = 0, at = t.first_chunk; i < t.chunks; ++i, at += heads) {
+      if (kSpread && active) {
+        if (track.saved != nullptr && i % 2 == 0) {
+          const std::int64_t segment = (at - t.head) / 2 + t.head;  // · heads + head
+          state.store(track.saved + segment * size, track.rows, track.columns, column_block * kWidth, unit);
+        }
+        char* const staged = tiles + Room::kStages * Room::kStage + (of_u ? Room::kState : 0);
+        spread_state(state, track.spread, at, column_block, !of_u, unit, staged, s.room[of_u ? 1 : 0]);
+      }
+      if (i == t.walked) break;
+      barrier_wait(&s.full[turn.stage], turn.parity);
+      const float2 fade = s.fade[turn.stage];
+      ++counted;
+      const bool lost = fade.x != fade.x || s.lost[turn.stage][of_u ? 1 : 0] == counted;
+      if (!kSpread) left = fade.x == 0 ? 0 : left * fade.x;
+      state.fade(kHalf ? fade.x * (unit / fade.y) : fade.x);
+      unit = fade.y;
+      state.hold();
+      wgmma_fence();
+      const char* const stage = tiles + turn.stage * Room::kStage;
+      const char* const right = stage + (of_u ? 3 : 2) * Room::kTile;
+      state.template add<kHalf>(stage, right);
+      state.template add<kHalf>(stage + Room::kTile, right);
+      wgmma_commit();
+      wgmma_wait<0>();
+      state.hold();
+      if (lane() == 0) barrier_arrive(&s.empty[turn.stage]);
+      turn.next();
+      if (lost) state.fill(bits_to_float(0x7fc00000u));
+    }
+    if (!kSpread && active) {
+      state.store(track.states + static_cast<std::int64_t>(t.slot) * size, track.rows, track.columns,
+                  column_block * kWidth, unit);
+      if (!of_u && thread() % kWarpgroup == 0) w.zeta[t.slot] = static_cast<float>(left);
+    }
   }
-  if (to.parts > 1) {
-    if (leader) bulk_store_wait();
-    sync_group();
-    usable ? state.template put<true>(staged, by) : state.put_nothing(staged);
-    finish(tile + D * kWidth);
-  }
+  if (kSpread && thread() % kWarpgroup == 0) bulk_store_finish();
 }
 
 template <int D, bool kSpread, DType kType>
 __global__ void __launch_bounds__(kWalkThreads, 1)
     walk(const __grid_constant__ Problem p, Cut cut, const __grid_constant__ Walk w) {
   static_assert(D == kWidth);
-  constexpr bool kHalf = kType == DType::float16;
-  constexpr int kColumns = kWidth / kShare;
-  using Room = WalkRoom<D, kSpread>;
-  using Rows = TokenRows<D, kWalkThreads>;
-  __shared__ float2 room[2][2][4 * kShare];
-  __shared__ int lost_in[4][2];  // of the last chunks: whether a key, a value was not finite
+  constexpr int kStages = WalkRoom<D, kSpread>::kStages;
+  __shared__ WalkShared<kStages> s;
   char* const tiles = aligned_tiles();
-  const int group_index = thread() / kWarpgroup;
-  const bool values_here = group_index >= kShare;
-  const int share_first = group_index % kShare * kColumns;  // of this warpgroup's columns
-  char* const staged = tiles + 2 * Room::kStage + group_index * (D * kColumns * 2);
-  const Track& track = values_here ? w.u : w.h;
-  const int across = (w.u.columns + kWidth - 1) / kWidth;
-  for (std::int64_t task = block(); task < cut.count(p) * p.heads * across; task += blocks()) {
-    const int column_block = static_cast<int>(task % across), first = column_block * kWidth;
-    const bool active = values_here || column_block == 0;
-    const std::int64_t head = task / across % p.heads, at = task / across / p.heads, slot = at * p.heads + head;
-    const Group group = cut.groups[at];
-    if (!kSpread && w.skip_last && cut.plan.segments[group.segment + group.count - 1].last) continue;
-    const Stretch whole = tokens_of(cut, group);
-    const int chunks = static_cast<int>((whole.length + kTokens - 1) / kTokens);
-    const int own_first = (values_here ? first : 0) + share_first;
-    if (thread() < 8) lost_in[thread() / 2][thread() % 2] = 0;
-    State<D, kColumns> state;
-    float* const in_memory = track.states + slot * track.rows * track.columns;
-    if (kSpread) {
-      state.load(in_memory, active ? track.rows : 0, track.columns, own_first);
-    } else {
-      state.fill(0);
-    }
-    Rows keys, values;
-    float weight[Rows::kOwn];
-    float2 next_fade;
-    float unit = 1;
-    const auto fetch = [&](int i) {
-      const Stretch chunk = chunk_of(whole, i);
-      const std::int64_t from = (2 * group.segment + i) * p.heads + head;
-      keys.fetch(p.k, chunk, head, static_cast<int>(p.key_dim), 0, w.whole_k);
-      values.fetch(p.v, chunk, head, w.u.columns, first, w.whole_v);
-#pragma unroll
-      for (int n = 0; n < Rows::kOwn; ++n) weight[n] = w.fades.weight[from * kTokens + Rows::row(n)];
-      next_fade = w.fades.chunk[from];
-    };
-    const int walked = kSpread ? chunks - 1 : chunks;
-    const auto stage_of = [&](int i) { return tiles + i % 2 * Room::kStage; };
-    const auto make_tiles = [&](int i) {
-      char* const stage = stage_of(i);
-      int* const lost = lost_in[i % 4];
-      keys.template store_weighted<kType>(stage, stage + Room::kTile, stage + 2 * Room::kTile, weight, lost);
-      values.template store_checked<kType>(stage + 3 * Room::kTile, weight, lost + 1);
-      publish();
-    };
-    const auto leave = [&](int i) {
-      if (!active) return;
-      if (track.saved != nullptr && i % 2 == 0) {
-        float* const to = track.saved + ((group.segment + i / 2) * p.heads + head) * track.rows * track.columns;
-        state.store(to, track.rows, track.columns, own_first, unit);
-      }
-      spread_state(state, track.spread, (2 * group.segment + i) * p.heads + head, values_here ? column_block : 0,
-                   share_first, !values_here, unit, staged, room[values_here ? 1 : 0]);
-    };
-    sync();  // no chunk is lost yet
-    float2 fade{1, 1};
-    if (walked > 0) {
-      fetch(0);
-      make_tiles(0);
-      fade = next_fade;
-      if (walked > 1) fetch(1);
-    }
-    double left = 1;
-    for (int i = 0; i < chunks; ++i) {
-      if (kSpread) leave(i);
-      if (i == walked) break;
-      sync();
-      const bool lost = fade.x != fade.x || lost_in[i % 4][0] != 0 || (values_here && lost_in[i % 4][1] != 0);
-      if (thread() < 2) lost_in[(i + 2) % 4][thread()] = 0;
-      left = fade.x == 0 ? 0 : left * fade.x;
-      state.fade(kHalf ? fade.x * (unit / fade.y) : fade.x);
-      unit = fade.y;
-      state.hold();
-      wgmma_fence();
-      const char* const stage = stage_of(i);
-      const char* const right = stage + (values_here ? 3 : 2) * Room::kTile + share_first * (kTokens * 2);
-      state.template add<kHalf>(stage, right);
-      state.template add<kHalf>(stage + Room::kTile, right);
-      wgmma_commit();
-      if (i + 1 < walked) {
-        make_tiles(i + 1);
-        fade = next_fade;
-        if (i + 2 < walked) fetch(i + 2);
-      }
-      wgmma_wait<0>();
-      state.hold();
-      if (lost) state.fill(bits_to_float(0x7fc00000u));
-    }
-    if (!kSpread && active) {
-      state.store(in_memory, track.rows, track.columns, own_first, unit);
-      if (thread() == 0) w.zeta[slot] = left;
-    }
-    sync();
+  if (thread() < kStages) {
+    barrier_init(&s.full[thread()], kMakers);
+    barrier_init(&s.empty[thread()], 2 * kWarpgroup / 32);
+    s.lost[thread()][0] = s.lost[thread()][1] = 0;
+    barrier_fence();
   }
-  if (kSpread && thread() % kWarpgroup == 0) bulk_store_finish();
+  sync();
+  const int across = (w.u.columns + kWidth - 1) / kWidth;
+  const int tasks = static_cast<int>(cut.count(p)) * heads_of(p) * across;
+  if (thread() < kMakers) {
+    set_registers<kMakerRegisters, false>();
+    if (w.whole_k && w.whole_v) {
+      make_tiles<D, kSpread, kType, true>(p, cut, w, tiles, s, tasks, across);
+    } else {
+      make_tiles<D, kSpread, kType, false>(p, cut, w, tiles, s, tasks, across);
+    }
+  } else {
+    set_registers<kWalkerRegisters, true>();
+    walk_state<D, kSpread, kType>(p, cut, w, tiles, s, tasks, across);
+  }
 }
 
 }  // namespace gka::kernels::cuda::hopper

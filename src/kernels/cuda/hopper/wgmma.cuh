@@ -23,6 +23,13 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+/// The same number, of which the compiler knows nothing: what is computed from it is computed where it is used, not
+/// once before a loop and kept in registers that the loop needs.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // ---- Products ---------------------------------------------------------------------------------------------------
 
 /// Before products that read registers (accumulators, A) written by ordinary instructions.
@@ -60,6 +67,7 @@ __device__ __forceinline__ std::uint64_t mn_major_step(std::uint64_t first, int 
 // clang-format off
 #define GKA_F8(d, i) "+f"(d[i]), "+f"(d[i+1]), "+f"(d[i+2]), "+f"(d[i+3]), "+f"(d[i+4]), "+f"(d[i+5]), "+f"(d[i+6]), "+f"(d[i+7])
 #define GKA_F32(d, i) GKA_F8(d, i), GKA_F8(d, i+8), GKA_F8(d, i+16), GKA_F8(d, i+24)
+#define GKA_D16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
 #define GKA_D32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define GKA_D64 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
@@ -90,7 +98,14 @@ __device__ __forceinline__ void mma(float (&d)[64], const std::uint32_t* a, std:
                : GKA_F32(d, 0), GKA_F32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kMn ? 1 : 0));
   }
 }
-/// The same with A from shared memory too.
+/// The same with A from shared memory too. float16 only for 32 columns.
+template <bool kMnA, bool kMnB, bool kHalf = false>
+__device__ __forceinline__ void mma(float (&d)[16], std::uint64_t a, std::uint64_t b, int add = 1) {
+  static_assert(kHalf);
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 " GKA_D16 ", %16, %17, p, 1, 1, %19, %20;}\n"
+               : GKA_F8(d, 0), GKA_F8(d, 8) : "l"(a), "l"(b), "r"(add), "n"(kMnA ? 1 : 0), "n"(kMnB ? 1 : 0));
+}
 template <bool kMnA, bool kMnB, bool kHalf = false>
 __device__ __forceinline__ void mma(float (&d)[32], std::uint64_t a, std::uint64_t b, int add = 1) {
   if constexpr (kHalf) {
@@ -117,6 +132,7 @@ __device__ __forceinline__ void mma(float (&d)[64], std::uint64_t a, std::uint64
 }
 #undef GKA_F8
 #undef GKA_F32
+#undef GKA_D16
 #undef GKA_D32
 #undef GKA_D64
 // clang-format on
@@ -126,8 +142,21 @@ __device__ __forceinline__ void mma(float (&d)[64], std::uint64_t a, std::uint64
 /// What ordinary stores wrote to shared memory becomes visible to products and bulk copies (after a barrier).
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-__device__ __forceinline__ void barrier_init(std::uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+/// A phase completes with `arrivals`, and with the bytes that were announced.
+__device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+/// Registers of this warpgroup's threads from here on: each role of a kernel is one branch that begins with this.
+template <int kCount, bool kMore>
+__device__ __forceinline__ void set_registers() {
+  if constexpr (kMore) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+  }
 }
 __device__ __forceinline__ void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 

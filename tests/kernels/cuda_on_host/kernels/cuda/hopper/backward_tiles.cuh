@@ -10,6 +10,7 @@
 namespace gka::kernels::cuda::hopper::passes {
 
 inline constexpr int kTileThreads = 1;
+inline constexpr int kTeams = 1;
 inline constexpr int kTileMemory = 116 * 1024;  // two blocks to a multiprocessor
 
 inline int tile_thread() { return 0; }
@@ -19,7 +20,7 @@ inline char* tile_memory() {
   return bytes;
 }
 
-template <typename... Parameters, typename... Arguments>
+template <int = 1, typename... Parameters, typename... Arguments>
 void launch_tiles(void (*kernel)(Parameters...), std::int64_t grid, std::size_t shared_bytes, void* stream,
                   Arguments&&... arguments) {
   if (shared_bytes > kTileMemory) std::abort();
@@ -28,8 +29,15 @@ void launch_tiles(void (*kernel)(Parameters...), std::int64_t grid, std::size_t 
 }
 
 inline float power_of_two(float x) { return x < -126 ? 0 : std::exp2(x); }
+inline float logarithm(float x) { return std::log2(std::fabs(x)); }
 inline void mark(int* word, int bits) { *word |= bits; }
 inline void publish() {}
+inline float of_lane(float value, int) { return value; }
+inline std::uint32_t largest_word(const Unit& unit) {
+  std::uint32_t top = 0;
+  for (const std::uint32_t word : unit.words) top = most(top, most(word & 0x7fffu, word >> 16 & 0x7fffu));
+  return top;
+}
 
 template <typename To, typename From>
 To read_whole(const From* p) {
@@ -57,6 +65,9 @@ inline void copy_sixteen(void* to, const void* from, bool zero) {
   zero ? std::memset(to, 0, 16) : std::memcpy(to, from, 16);
 }
 inline void wait_for_copies() {}
+inline void end_of_copies() {}
+template <int>
+void wait_for_copies_but() {}
 
 struct Piece {
   void* to;
@@ -79,7 +90,7 @@ inline void send_tile(void* to, const void* from, int bytes) { std::memcpy(to, f
 inline void finish_sending() {}
 inline void wait_until_sent() {}
 
-template <int kTops, int kSums, int, typename Load, typename Measure, typename Finish>
+template <int kTops, int kSums, int, int = 1, typename Load, typename Measure, typename Finish>
 void sweep_rows(Load&& load, Measure&& measure, Finish&& finish) {
   for (int row = 0; row < kChunk; ++row) {
     decltype(load(0, 0)) values[kWidth / 8];
@@ -94,8 +105,59 @@ void sweep_rows(Load&& load, Measure&& measure, Finish&& finish) {
     for (int u = 0; u < kWidth / 8; ++u) finish(row, u, values[u], all);
   }
 }
-inline std::uint32_t most_of_threads(std::uint32_t own, std::uint32_t*) { return own; }
+template <int = 1>
+std::uint32_t most_of_threads(std::uint32_t own, std::uint32_t*) {
+  return own;
+}
 inline float sum_of_threads(float own, float*) { return own; }
+
+struct Running {
+  float* values;
+  bool down;
+};
+template <int kCount, typename Pick>
+void running_largest(Pick&& pick) {
+  for (int i = 0; i < kCount; ++i) {
+    const auto [values, down] = pick(i);
+    for (int c = 1; c < kChunk; ++c) {
+      float& own = values[down ? kChunk - 1 - c : c];
+      own = most(own, values[down ? kChunk - c : c - 1]);
+    }
+  }
+}
+template <bool kDown, int kPower, typename Value, typename Finish>
+void decayed_sums(const float* reach, Value&& value, Finish&& finish) {
+  float sum = 0;
+  for (int i = 0; i < kChunk; ++i) {
+    const int c = kDown ? kChunk - 1 - i : i;
+    if (i > 0) sum *= power_of_two(-kPower * std::fabs(reach[c] - reach[kDown ? c + 1 : c - 1]));
+    sum += value(c);
+    finish(c, sum);
+  }
+}
+template <typename Sum, int, typename Term, typename Finish>
+void sum_over_tokens(int count, Term&& term, Finish&& finish) {
+  for (int t = 0; t < count; ++t) {
+    Sum sum = 0;
+    for (int c = 0; c < kChunk; ++c) sum += term(t, c);
+    finish(t, sum);
+  }
+}
+
+template <typename Load, typename Measure, typename Finish>
+void sweep_half_rows(Load&& load, Measure&& measure, Finish&& finish) {
+  for (int row = 0; row < kChunk; ++row) {
+    const auto low = load(row, 0), high = load(row, 8);
+    const std::uint32_t top = most(measure(low), measure(high));
+    finish(row, 0, low, top);
+    finish(row, 8, high, top);
+  }
+}
+inline std::uint32_t largest_of_tokens(const float* values) {
+  std::uint32_t top = 0;
+  for (int c = 0; c < kChunk; ++c) top = most(top, size_bits(values[c]));
+  return top;
+}
 
 template <typename Body>
 void each_unit_of_state(Body&& body) {
@@ -118,7 +180,7 @@ struct Left {
   float factor[kChunk];
 };
 
-template <int kBlocks, int kN>
+template <int kBlocks, int kN, int = 1>
 class Product {
   static constexpr int kM = 64 * kBlocks;
 
@@ -132,12 +194,21 @@ class Product {
   static OfRows of_rows(const float* values) { return read_whole<OfRows>(values); }
   static OfColumns of_columns(const float* values) { return read_whole<OfColumns>(values); }
 
+  template <typename Of>
+  static auto per_row(Of&& of) {
+    struct {
+      decltype(of(0)) x[kM];
+    } own;
+    for (int m = 0; m < kM; ++m) own.x[m] = of(m);
+    return own;
+  }
   template <typename Body>
   void each(Body&& body) {
     for (int m = 0; m < kM; ++m) {
       for (int n = 0; n < kN; n += 2) body(At{m, n, m, n}, c_[m][n], c_[m][n + 1]);
     }
   }
+  float& operator[](int i) { return c_[i / kN][i % kN]; }
   template <typename Body>
   void each_with(const Product& other, Body&& body) {
     for (int m = 0; m < kM; ++m) {
@@ -147,12 +218,17 @@ class Product {
     }
   }
 
-  template <Lies kLies, bool kAdd = false>
+  template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
   void multiply(const Tile& a, const Tile& b) {
     add_product(
-        kAdd, kWidth, [&](int m, int l) { return one(a, m, l); },
+        kAdd, kDepth, [&](int m, int l) { return one(a, m, l); },
         [&](int l, int n) { return kLies == Lies::by_depth ? one(b, l, n) : one(b, n, l); });
   }
+  template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
+  void queue(const Tile& a, const Tile& b) {
+    multiply<kLies, kAdd, kDepth>(a, b);
+  }
+  static void finish(const auto&...) {}
   template <bool kLo>
   void multiply(const Left<kLo>& a, const Tile& b) {
     const auto right = [&](int l, int n) { return one(b, l, n); };
@@ -186,6 +262,21 @@ class Product {
     return left;
   }
 
+  template <int kTiles, typename Value>
+  static void put(const Tile (&to)[kTiles], Value&& value) {
+    for (int i = 0; i < kM * kN; i += 2) {
+      Pair pairs[kTiles];
+      value(At{i / kN, i % kN, i / kN, i % kN}, i, pairs);
+      for (int t = 0; t < kTiles; ++t) {
+        *to[t].at(i / kN, i % kN) = float_to_half(pairs[t].x);
+        *to[t].at(i / kN, i % kN + 1) = float_to_half(pairs[t].y);
+      }
+    }
+  }
+
+  void save(float* to) const { std::memcpy(to, c_, sizeof(c_)); }
+  void fetch(const float* from) { std::memcpy(c_, from, sizeof(c_)); }
+
   template <typename Term>
   void row_sums(float* out, Term&& term) {
     for (int m = 0; m < kM; ++m) {
@@ -204,10 +295,34 @@ class Product {
     each([&](const At&, float x, float y) { top = most(top, most(size_bits(x), size_bits(y))); });
     return top;
   }
-  void store(const Tile& to, float by) {
+  OfRows tops() {
+    OfRows top{};
     each([&](const At& at, float x, float y) {
-      *to.at(at.row, at.column) = float_to_half(x * by);
-      *to.at(at.row, at.column + 1) = float_to_half(y * by);
+      top.x[at.row] = std::fmax(top.x[at.row], std::fmax(std::fabs(x), std::fabs(y)));
+    });
+    return top;
+  }
+  template <typename Body>
+  void each_row(Body&& body) {
+    for (int m = 0; m < kM; ++m) body(m, m);
+  }
+  /// Thread l of warp w has rows 16w + l/4 and 8 below, columns 8i + 2(l % 4) and the next.
+  template <typename By>
+  void keep(Unit* to, int turn, By&& by) {
+    each([&](const At& at, float x, float y) {
+      const int thread = at.row / 16 * 32 + at.row % 8 * 4 + at.column % 8 / 2;
+      const int word = at.column / 8 * 2 + at.row % 16 / 8;
+      to[(turn * (kN / 16) + word / 4) * 128 + thread].words[word % 4] = pack_halves(x * by(at), y * by(at));
+    });
+  }
+  void store(const Tile& to, float by) {
+    store_rows(to, [&](int) { return by; });
+  }
+  template <typename By>
+  void store_rows(const Tile& to, By&& by) {
+    each([&](const At& at, float x, float y) {
+      *to.at(at.row, at.column) = float_to_half(x * by(at.r));
+      *to.at(at.row, at.column + 1) = float_to_half(y * by(at.r));
     });
   }
 
