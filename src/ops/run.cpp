@@ -136,6 +136,14 @@ std::vector<at::Tensor> gradient_room(const Arguments& a) {
   return gradients;
 }
 
+/// What is behind the states of a problem's segments, which backends need not write, is then the same at every call.
+void clear_spare_room(const kernels::Problem& p, const ForwardResults& results) {
+  const auto segments = kernels::max_segments(p.cu_seqlens != nullptr, p.batch, p.tokens, p.sequences);
+  for (const at::Tensor& states : {results.h_segments, results.u_segments}) {
+    if (states.dim() > 1) states.slice(0, segments).zero_();
+  }
+}
+
 kernels::Saved saved_pointers(const at::Tensor& x, const at::Tensor& norm, const at::Tensor& h, const at::Tensor& u) {
   return {.x = pointer(x), .norm = doubles(norm), .h = pointer(h), .u = pointer(u)};
 }
@@ -152,7 +160,9 @@ void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!is_meta(a)) {
     const auto& backend = find_backend(name, a, options);
     prepare(a);
-    backend.forward(problem_of(a, sizes, options),
+    const auto problem = problem_of(a, sizes, options);
+    clear_spare_room(problem, results);
+    backend.forward(problem,
                     {.o = sequence_view(results.o),
                      .h = pointer(results.h),
                      .u = pointer(results.u),
