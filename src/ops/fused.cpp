@@ -4,33 +4,15 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
 #include "kernels/cuda/fused.h"
-#include "ops/backends.h"
 #include "ops/checks.h"
+#include "ops/on_gpu.h"
 
 namespace gka::ops {
 namespace {
 
 static_assert(kFusedMultiple == kernels::cuda::kFusedVector);
-
-#ifdef GKA_HAS_CUDA
-constexpr bool kHasCuda = true;
-#else
-constexpr bool kHasCuda = false;
-#endif
-
-/// body(device) with the CUDA kernels, which only a build that has them names.
-template <typename Body>
-void on_gpu(const at::Tensor& tensor, Body&& body) {
-  if constexpr (kHasCuda) {
-    on_cuda(tensor.device(), body);
-  } else {
-    throw std::logic_error("a fused operation was called on " + tensor.device().str() + ", where there is none");
-  }
-}
 
 bool is_aligned(const at::Tensor& tensor) {
   return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/host_numbers.h"
+
 #define __device__
 #define __host__
 #define __global__
@@ -46,23 +48,6 @@ T from_lane(T value, int) {
 }
 inline char* shared_memory() { return machine.shared; }
 inline void raise(int* flag) { *flag = 1; }
-
-inline float half_to_float(std::uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
-inline std::uint16_t float_to_half(float value) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value)); }
-inline float bits_to_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
-inline std::uint32_t float_to_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
-
-/// Two numbers rounded to bfloat16, to even; no number stays none.
-inline std::uint32_t two_bfloat16(float first, float second) {
-  const auto rounded = [](float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    return value != value ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  };
-  return rounded(first) | rounded(second) << 16;
-}
-inline float quick_exp(float x) { return std::exp(x); }
-inline float quick_inverse(float x) { return 1.0f / x; }
-inline float quick_sqrt(float x) { return std::sqrt(x); }
 
 inline bool in_shared(const void* p) { return p >= machine.shared && p < machine.shared + Machine::kSharedBytes; }
 template <typename T>
