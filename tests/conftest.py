@@ -1,4 +1,4 @@
-"""For all tests: some send Ctrl-C or hang up, which processes started in the background or by nohup are told to ignore."""
+"""For all tests: some send Ctrl-C or hang up, which what runs in the background or under nohup is told to ignore."""
 
 import signal
 
