@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 from console import paint, table, write_atomically  # noqa: E402
 
 PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
-WIDTH, VOCABULARY, TOKENS, PAIRS, SEQUENCES = 32, 256, 128, 32, 32
+WIDTH, VOCABULARY, TOKENS, PAIRS, SEQUENCES, STEPS = 32, 256, 128, 32, 32, 2500
 SIZES = [{"tokens": t, "pairs": n} for t, n in ((16, 2), (32, 4), (32, 8), (64, 16), (TOKENS, PAIRS))]
 
 #: Mamba2 is published with a state of 128 per channel, four times these models' width; here it gets the width, twice
@@ -174,7 +174,7 @@ def draw(trainings: list[Training], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="trainings at a time")
     parser.add_argument("--out", default="out")

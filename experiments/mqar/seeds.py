@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from demo import DEMO, RATES, Training, table
+from demo import DEMO, RATES, STEPS, Training, table
 
 
 def run_all(todo: list[tuple[str, int, float]], jobs: int, steps: int, out: Path) -> None:
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--layers", nargs="+", choices=list(DEMO), default=list(DEMO))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--rates", nargs="+", type=float, help="learning rates for all layers (default: the demo's)")
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="trainings at a time, one thread each")
     parser.add_argument("--out", type=Path, default=Path("out/demo-seeds.jsonl"))
     options = parser.parse_args()

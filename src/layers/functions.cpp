@@ -139,14 +139,6 @@ struct FusedAddNorm : torch::autograd::Function<FusedAddNorm> {
   }
 };
 
-std::vector<ops::GateKind> as_ops(const std::vector<GateKind>& kinds) {
-  std::vector<ops::GateKind> result;
-  for (const auto& kind : kinds) {
-    result.push_back({.gate = static_cast<ops::Gate>(kind.gate), .bias = kind.bias, .a_log = kind.a_log});
-  }
-  return result;
-}
-
 /// Inputs: the projection, and for each kind its bias and, where it has one, its A_log.
 struct FusedGates : torch::autograd::Function<FusedGates> {
   static variable_list forward(AutogradContext* context, at::TensorList inputs, const std::vector<GateKind>& kinds) {
@@ -155,17 +147,17 @@ struct FusedGates : torch::autograd::Function<FusedGates> {
     for (const auto& kind : kinds) gates.push_back(static_cast<std::int64_t>(kind.gate));
     context->saved_data["gates"] = gates;
     context->set_materialize_grads(false);
-    return ops::gates(inputs[0], as_ops(kinds));
+    return ops::gates(inputs[0], kinds);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& slopes) {
     const auto kept = context->get_saved_variables();
-    std::vector<ops::GateKind> kinds;
+    std::vector<GateKind> kinds;
     std::vector<at::Tensor> d_values;
     std::size_t next = 1;
     for (const auto gate : context->saved_data["gates"].toIntVector()) {
-      kinds.push_back({.gate = static_cast<ops::Gate>(gate), .bias = kept[next++], .a_log = {}});
-      if (kinds.back().gate == ops::Gate::log_decay) kinds.back().a_log = kept[next++];
+      kinds.push_back({.gate = static_cast<Gate>(gate), .bias = kept[next++], .a_log = {}});
+      if (kinds.back().gate == Gate::log_decay) kinds.back().a_log = kept[next++];
       const auto& slope = slopes[d_values.size()];
       d_values.push_back(slope.defined() ? slope.contiguous() : slope);
     }
@@ -268,7 +260,7 @@ at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias) {
 }
 
 std::vector<at::Tensor> open_gates(const at::Tensor& projected, const std::vector<GateKind>& kinds) {
-  if (ops::has_gates(projected, as_ops(kinds))) {
+  if (ops::has_gates(projected, kinds)) {
     std::vector<at::Tensor> inputs{projected};
     for (const auto& kind : kinds) {
       inputs.push_back(kind.bias);

@@ -11,6 +11,7 @@
 
 #include "gka/types.h"
 #include "layers/parameters.h"
+#include "ops/fused.h"
 
 namespace gka::layers {
 
@@ -38,9 +39,7 @@ std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::T
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 /// What a block of a decoder begins with: x + y, and its `rms_norm`. With y undefined the sum is x.
-struct AddNorm {
-  at::Tensor sum, normed;
-};
+using ops::AddNorm;
 AddNorm add_norm(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight, double eps);
 
 /// x scaled to unit length over the last dimension; eps is 1e-6.
@@ -65,11 +64,8 @@ at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const
 at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias = {});
 
 /// A gate for every token and head: `log_decay`, `sigmoid_gate`, or its square, which published checkpoints have for β.
-enum class Gate : std::uint8_t { log_decay, sigmoid, squared_sigmoid };
-struct GateKind {
-  Gate gate = Gate::sigmoid;
-  at::Tensor bias, a_log;  // a_log for log_decay alone
-};
+using ops::Gate;
+using ops::GateKind;
 /// Several gates from one projection, [..., kinds · heads]: at least float32 [..., heads] for each.
 std::vector<at::Tensor> open_gates(const at::Tensor& projected, const std::vector<GateKind>& kinds);
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/fused.h"
 #include "ops/checks.h"
 #include "ops/on_gpu.h"
 
@@ -44,7 +43,7 @@ kernels::cuda::Gates gates_of(const at::Tensor& projected, const std::vector<Gat
                             .dtype = kernel_dtype(projected.scalar_type()),
                             .projected = projected.const_data_ptr()};
   for (std::size_t i = 0; i < kinds.size(); ++i) {
-    call.kinds[i].gate = static_cast<kernels::cuda::Gate>(kinds[i].gate);
+    call.kinds[i].gate = kinds[i].gate;
     call.kinds[i].bias = kinds[i].bias.const_data_ptr<float>();
     if (kinds[i].a_log.defined()) call.kinds[i].a_log = kinds[i].a_log.const_data_ptr<float>();
   }

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cuda/fused.h"
+
 namespace gka::ops {
 
 /// Whether there are kernels for the tensor's device and type, and its memory suits them.
@@ -38,7 +40,7 @@ struct AddNormGradients {
 AddNormGradients add_norm_backward(const at::Tensor& d_sum, const at::Tensor& d_normed, const at::Tensor& sum,
                                    const at::Tensor& weight, double eps);
 
-enum class Gate : std::uint8_t { log_decay, sigmoid, squared_sigmoid };  // as in kernels/cuda/fused.h
+using kernels::cuda::Gate;
 struct GateKind {
   Gate gate = Gate::sigmoid;
   at::Tensor bias, a_log;  // float32 [heads]; a_log for log_decay alone
