@@ -2,9 +2,10 @@
 
 Trains two-layer models on MQAR (a mixture of sizes up to the tested one, random filler) for every layer, width and
 size: once per learning rate until one of them has done well (a further one would add little), leaving out rates towards
-which accuracy already falls; where all of them left it at chance, once for three times as long; then with further seeds
-at the best. --jobs processes (`gka train -`) take the runs one after the other. What is finished is kept in
---out/results.jsonl, so the sweep can be stopped and started again at any time.
+which accuracy already falls; then with further seeds at the best. Where one of them ended at chance (--longer-below),
+all are trained three times as long, and stand for that layer whether that helped or not. --jobs processes
+(`gka train -`) take the runs one after the other. What is finished is kept in --out/results.jsonl, so the sweep can be
+stopped and started again at any time.
 
   accuracy   the share of answers that are right when training ends, on sequences never trained on, at the tested size
   figure     accuracy against width, a panel per (T, n), a line per layer, a band from the worst to the best seed
@@ -39,7 +40,7 @@ INITIAL = 0.1  # the deviation of the first weights; the usual 0.02 is for model
 WELL = 0.97  # an accuracy with which no other learning rate is tried
 FALLS = 0.05  # in accuracy, from one learning rate to the next: further in that direction nothing better is expected
 CHANCE = 0.1  # below it a run has not begun to recall
-LONGER = 3  # times as many steps for a layer that no learning rate took beyond that
+LONGER = 3  # times as many steps for a layer that no learning rate took beyond --longer-below
 
 
 @dataclass(frozen=True)
@@ -224,13 +225,19 @@ class Sweep:
             for cell in cells:
                 if rate in self.open_rates(cell):
                     yield Run(*cell, rate, 0)
-        known = [(cell, best(self._first_seed(cell))) for cell in cells if not self.open_rates(cell)]
+        known = [(cell, best(self._first_seed(cell))["rate"]) for cell in cells if not self.open_rates(cell)]
         seeds = [
-            Run(*cell, found["rate"], seed, long=found["accuracy"] < CHANCE)
+            Run(*cell, rate, seed, long=self._falls_short(cell, rate))
             for seed in range(options.seeds)
-            for cell, found in known
+            for cell, rate in known
         ]
         yield from sorted(seeds, key=lambda run: (run.long and run.seed > 0, run.seed))
+
+    def _falls_short(self, cell: tuple, rate: float) -> bool:
+        """Whether one of its seeds did not get far in the usual number of steps."""
+        names = [Run(*cell, rate, seed).name for seed in range(self.options.seeds)]
+        done = [self.results[name] for name in names if name in self.results]
+        return any(result["accuracy"] < self.options.longer_below for result in done)
 
     def open_rates(self, cell: tuple) -> list[float]:
         """The learning rates that have to be tried next; none once the best is known."""
@@ -337,7 +344,8 @@ def summarise(results: list[dict], out: Path) -> None:
         cells.setdefault((result["layer"], result["width"], result["tokens"], result["pairs"]), []).append(result)
     summary = []
     for (layer, width, tokens, pairs), runs in sorted(cells.items(), key=lambda c: (c[0][2], c[0][3], c[0][1])):
-        chosen = best([r for r in runs if r["seed"] == 0] or runs)  # of those there are so far
+        longer = [r for r in runs if r["long"]]  # whether they did better or not
+        chosen = best([r for r in longer or runs if r["seed"] == 0] or runs)  # of those there are so far
         alike = [r for r in runs if (r["rate"], r["long"]) == (chosen["rate"], chosen["long"])]
         at_best = sorted(r["accuracy"] for r in alike)
         summary.append(
@@ -428,6 +436,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="sequences a step (32)")
     parser.add_argument("--eval-batches", type=int, default=4)
     parser.add_argument("--stop", type=float, default=0.99, help="a run ends at this accuracy (0.99)")
+    parser.add_argument(
+        "--longer-below",
+        type=float,
+        default=CHANCE,
+        metavar="ACCURACY",
+        help=f"where a seed at the best learning rate ends below this ({CHANCE:g}): {LONGER} times the steps for all",
+    )
     parser.add_argument("--vocabulary", type=int, default=1024)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--bfloat16", action="store_true", help="on a GPU: products in bfloat16, not in float32")

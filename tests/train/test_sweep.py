@@ -21,19 +21,24 @@ def sweep(out, *arguments):
 
 def test_a_sweep_tries_the_rates_then_the_seeds_and_goes_on_where_it_ended(tmp_path):
     pytest.importorskip("matplotlib")
-    first = sweep(tmp_path, "--seeds", "1")
-    rates = [r for r in first if not r["long"]]
-    assert {(r["layer"], r["rate"]) for r in rates} == {
+    first = sweep(tmp_path, "--seeds", "1", "--longer-below", "0")
+    assert {(r["layer"], r["rate"]) for r in first} == {
         (layer, rate) for layer in ("gka-plain", "gdn") for rate in (1e-2, 3e-3)
     }
-    assert len(rates) == 4 and all(0 <= r["accuracy"] <= 1 and r["train_tokens"] == 1536 for r in rates)
-    both = sweep(tmp_path, "--seeds", "2")
-    assert both[: len(first)] == first  # kept, not trained again
-    for layer in ("gka-plain", "gdn"):
-        best = max(r["accuracy"] for r in rates if r["layer"] == layer)
-        longer = [r for r in first if r["layer"] == layer and r["long"]]
-        assert [r["train_tokens"] for r in longer] == ([3 * 1536] if best < 0.1 else [])  # where it was left at chance
-        (second,) = [r for r in both[len(first) :] if r["layer"] == layer]
-        used = (longer or [r for r in rates if r["layer"] == layer and r["accuracy"] == best])[-1]
-        assert (second["seed"], second["rate"], second["long"]) == (1, used["rate"], used["long"])
+    assert len(first) == 4 and all(0 <= r["accuracy"] <= 1 and r["train_tokens"] == 1536 for r in first)
+    both = sweep(tmp_path, "--seeds", "2", "--longer-below", "0")
+    assert both[:4] == first  # kept, not trained again
+    best = {}
+    for result in first:
+        if result["accuracy"] > best.get(result["layer"], {"accuracy": -1})["accuracy"]:
+            best[result["layer"]] = result
+    assert {(r["layer"], r["seed"], r["rate"], r["long"]) for r in both[4:]} == {
+        (layer, 1, chosen["rate"], False) for layer, chosen in best.items()
+    }
     assert (tmp_path / "mqar.png").read_bytes().startswith(b"\x89PNG")
+    longer = sweep(tmp_path, "--seeds", "2", "--longer-below", "1.1")[6:]  # nothing reaches that
+    assert {(r["layer"], r["seed"], r["rate"], r["long"], r["train_tokens"]) for r in longer} == {
+        (layer, seed, chosen["rate"], True, 3 * 1536) for layer, chosen in best.items() for seed in (0, 1)
+    }
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert all(cell["long"] and cell["seeds"] == 2 for cell in summary)  # they stand for their layer
