@@ -48,13 +48,14 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
                    .headroom = schedules.of[0].headroom,
                    .least_spread = schedules.may_refine ? schedules.least_spread : 0,
                    .float32 = false};
-  passes::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](float* right, float* y, char* packages) {
-    const View rhs{.data = right,
+  passes::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](const passes::Scratch& of) {
+    const View rhs{.data = of.udo,
                    .dtype = DType::float32,
                    .batch_stride = p.tokens * p.heads * p.key_dim,
                    .token_stride = p.heads * p.key_dim,
                    .head_stride = p.key_dim};
-    start_solve(p, cut.plan, states.h, {.rhs = rhs, .x = y}, device, packages);
+    const SolveCall call{.rhs = rhs, .x = of.y, .tiles = reinterpret_cast<char*>(of.y_tiles), .tile_down = of.y_down};
+    start_solve(p, cut.plan, states.h, call, device, of.packages);
   });
 }
 

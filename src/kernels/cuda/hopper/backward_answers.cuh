@@ -193,10 +193,8 @@ __global__ void __launch_bounds__(kTileThreads, 3)
       answer[half].template multiply<Lies::by_columns>(d_o, q);
       sync();
       if (half == 0) request_state(1);
-      answer[half].row_sums(half == 0 ? memory.weight : memory.weight_rest, [&](const At& at, float a, float b) {
-        const Pair mixed = m.pair(at.row, at.column + 64 * half);
-        return mixed.x * a + mixed.y * b;
-      });
+      answer[half].row_sums_with(Tile{memory.v + half * kChunk * 64, kChunk},
+                                 half == 0 ? memory.weight : memory.weight_rest);
       answer[half].each_with(part, [&](const At& at, float& a, float& b, float own_a, float own_b) {
         const float by = o_down.x[at.r] * u_norm * zeta.x[at.r], factor = left.factor[at.r];
         const float lost = poison.x[at.r] + (gates.bad[at.row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0);
@@ -221,25 +219,22 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     });
     for (int half = 0; half < 2; ++half) {
       answer[half].keep(scratch.packed(task, Package<kWidth>::kRhs), half, [&](const At& at) { return tops.x[at.r]; });
-      if (wide) continue;
-      answer[half].store_rows(Tile{memory.k + half * kChunk * 64, kChunk}, [&](int r) { return tops.x[r]; });
     }
   }
-  publish();
   sync();
-  if (!wide) send_tile(scratch.udo_tiles + task * kChunk * kWidth, memory.k, kTileBytes);
   // The chunk's own part of the gradient of U_0.
   each_of(kChunk, [&](int c) {
     const float down = memory.m_down[c] * gates.o_down[c];
     gates.state_read[c] = (memory.weight[c] + memory.weight_rest[c]) * down * u_norm;
     memory.weight[c] = down;
   });
+  if (tile_thread() == 0) gates.wide = wide;
+  sync();
   keep(scratch.gates[task], static_cast<const KeptGates&>(gates));
   float* weights[] = {memory.weight};
   const float down = normalise(weights);
   weigh_rows(m, m, memory.weight);
   publish();
-  wait_until_sent();
   sync();
   Square own;
   own.outer<false>(m, d_o);

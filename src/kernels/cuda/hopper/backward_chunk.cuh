@@ -81,7 +81,9 @@ struct alignas(16) KeptGates {
   float udo_down[kChunk];                                                // the same for U_c do_c
   float state_read[kChunk];                                              // ζ_c s m_cᵀ U_0 do_c
   int bad[kChunk], forgets[kChunk];
-  int any_bad, padding[3];
+  int any_bad;
+  int wide;  // whether U_c do_c and ŷ_c are there in float32
+  int padding[2];
 };
 
 struct Gates : KeptGates {
@@ -352,20 +354,13 @@ struct Out {
       : data(static_cast<char*>(view.data)), stride(static_cast<int>(view.token_stride)), dtype(view.dtype) {
     if (data != nullptr) data += place.at(view, 0) * (dtype == DType::float32 ? 4 : 2);
   }
-  /// Of a token that is `there` or not; a single store that depends on it, where that is enough.
-  __device__ __forceinline__ void put(bool there, int c, int i, float x, float y, int columns) const {
-    if constexpr (kWhole) {
-      const std::uint32_t packed = pack_as<Shape::kType>(x, y);
-      if (there) *reinterpret_cast<std::uint32_t*>(data + (static_cast<std::int64_t>(c) * stride + i) * 2) = packed;
-    } else if (there && i < columns) {
-      put(c, i, x, y);
-    }
+  /// Where Product::write puts a token's numbers, of which the first `len` tokens are there.
+  __device__ __forceinline__ char* row(int c, int len) const {
+    return data != nullptr && c < len ? data + static_cast<std::int64_t>(c) * stride * 2 : nullptr;
   }
   __device__ __forceinline__ void put(int c, int i, float x, float y) const {
     const std::int64_t at = static_cast<std::int64_t>(c) * stride + i;
-    if constexpr (kWhole) {
-      *reinterpret_cast<std::uint32_t*>(data + at * 2) = pack_as<Shape::kType>(x, y);
-    } else if (dtype == DType::float32) {
+    if (dtype == DType::float32) {
       auto* to = reinterpret_cast<float*>(data) + at;
       to[0] = x;
       to[1] = y;
@@ -375,20 +370,6 @@ struct Out {
           dtype == DType::float16 ? pack_as<DType::float16>(x, y) : pack_as<DType::bfloat16>(x, y);
       to[0] = static_cast<std::uint16_t>(packed);
       to[1] = static_cast<std::uint16_t>(packed >> 16);
-    }
-  }
-  /// Eight columns, of which the first `columns` are there.
-  __device__ __forceinline__ void put(int c, int i, const Eight& eight, int columns) const {
-    if constexpr (kWhole) {
-      Unit unit;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) unit.words[w] = pack_as<Shape::kType>(eight.x[2 * w], eight.x[2 * w + 1]);
-      *reinterpret_cast<Unit*>(data + (static_cast<std::int64_t>(c) * stride + i) * 2) = unit;
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; e += 2) {
-        if (i + e < columns) put(c, i + e, eight.x[e], eight.x[e + 1]);
-      }
     }
   }
 };

@@ -163,12 +163,12 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   memory.tokens.init();
   memory.states.init();
   sync();
-  const std::uint16_t* solved_tiles = scratch.solved + task * 3 * kChunk * kWidth;
   memory.tokens.request(Piece{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
                         Piece{&memory.solutions, scratch.solutions + task, sizeof(Solutions)},
                         Piece{memory.k, scratch.packed(task, 0), kTileBytes},
                         Piece{memory.v, scratch.tokens + task * 3 * kChunk * kWidth, 3 * kTileBytes},
-                        Piece{memory.x, solved_tiles, 2 * kTileBytes});
+                        Piece{memory.x, scratch.x_tiles + task * kChunk * kWidth, kTileBytes},
+                        Piece{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes});
   {
     const float h_norm = or_nothing(scratch.h.norm[task]), u_norm = or_nothing(scratch.u.norm[task]);
     const float r_down = scratch.r_down[task], g_down = scratch.g_down[task];
@@ -191,14 +191,10 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   }
   const Place& place = memory.place;
   SharedScores solved;
-  solved.fetch(reinterpret_cast<const float*>(solved_tiles + 2 * kChunk * kWidth));
+  solved.fetch(scratch.scores + task * kChunk * kChunk);
   memory.tokens.wait(0);
   bound_rows(memory, scale);
   gates.lose_before(kBadKey | kBadQuery | kBadOutput, memory.values_lost);  // for dv
-  const auto along_key = [&](const At& at, float a, float b) {
-    const Pair key = k.pair(at.row, at.column);
-    return key.x * a + key.y * b;
-  };
 
   // (v_j·do_c) q_c needs no solution.
   const SharedFading fading(gates);
@@ -265,21 +261,21 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   };
   memory.states.wait(0);
   part.multiply<Lies::by_columns>(v, state);
-  part.row_sums(memory.values_arriving, along_key);
+  part.row_sums_with(k, memory.values_arriving);
   add_state(sum, gates.v_down, gates.end, memory.up_k, memory.r_down);
   part.multiply<Lies::by_depth>(k, state);
   add_state(d_v, gates.k_down, gates.end, memory.up_v, memory.r_down);
   sync();
   memory.states.request(Piece{state.data, scratch.h.tile(task), kStateBytes});
   {
-    const Out<Shape> to(out.d_v, place);
-    const auto there = SharedWide::per_row([&](int row) { return to.data != nullptr && row < place.len; });
     const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
                up = SharedWide::of_rows(memory.up_v);
-    d_v.each([&](const At& at, float a, float b) {
+    d_v.each([&](const At& at, float& a, float& b) {
       const float by = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
-      to.put(there.x[at.r], at.row, at.column, a * by + lost, b * by + lost, sides.values);
+      a = a * by + lost;
+      b = b * by + lost;
     });
+    write_rows<Shape>(d_v, out.d_v, place, sides.values);
   }
   // The nested term between tokens; for its share of the pairs Σ_i (k_i·k_j)² M_ic β_i.
   SharedScores products;
@@ -310,14 +306,11 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   // With the state before the chunk.
   memory.states.wait(1);
   part.multiply<Lies::by_columns>(x, state);
-  part.row_sums(memory.state_solved, [&](const At& at, float a, float b) {
-    const Pair other = y.pair(at.row, at.column);
-    return other.x * a + other.y * b;
-  });
+  part.row_sums_with(y, memory.state_solved);
   sync();
   memory.states.request(Piece{last_state.data, scratch.g.tile(task), kStateBytes});
   part.multiply<Lies::by_columns>(k, state);
-  part.row_sums(memory.key_inner, along_key);
+  part.row_sums_with(k, memory.key_inner);
   each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
   add_state(sum, gates.k_down, solutions.reach, memory.up_k, -memory.h_norm);
   gates.lose_before(~0, memory.keys_lost);
@@ -347,19 +340,18 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   // What arrives: Ḡ' k_j.
   memory.states.wait(0);
   part.multiply<Lies::by_columns>(k, last_state);
-  part.row_sums(memory.arriving, along_key);
+  part.row_sums_with(k, memory.arriving);
   {
-    const Out<Shape> to(out.d_k, place);
-    const auto there = SharedWide::per_row([&](int row) { return to.data != nullptr && row < place.len; });
     const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
                end = SharedWide::of_rows(gates.end), k_down = SharedWide::of_rows(gates.k_down),
                up = SharedWide::of_rows(memory.up_k);
-    sum.each_with(part, [&](const At& at, float a, float b, float state_a, float state_b) {
+    sum.each_with(part, [&](const At& at, float& a, float& b, float state_a, float state_b) {
       const float own = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
       const float fade = beta.x[at.r] * end.x[at.r] * k_down.x[at.r] * (2 * memory.g_down);
-      to.put(there.x[at.r], at.row, at.column, own * a + fade * state_a + lost, own * b + fade * state_b + lost,
-             sides.dim);
+      a = own * a + fade * state_a + lost;
+      b = own * b + fade * state_b + lost;
     });
+    write_rows<Shape>(sum, out.d_k, place, sides.dim);
   }
   sync();
   each_of(kChunk, [&](int c) {

@@ -10,81 +10,108 @@ struct KeysMemory {
   std::uint16_t k[kTileBytes / 2];
   std::uint16_t x[kTileBytes / 2];
   std::uint16_t y[kTileBytes / 2];     // then, together with
-  std::uint16_t x_lo[kTileBytes / 2];  // this one, then weighted keys, the own part of the gradient of H_0
+  std::uint16_t x_lo[kTileBytes / 2];  // this one, q before and then weighted keys, the own part of the gradient of H_0
   Gates gates;
   Arrival arrival;
   Solutions solutions;
   alignas(8) float of_y[kChunk], of_k[kChunk];
+  // x_c·ŷ_c; U_c do_c times x_c and q_c, all to be multiplied by powers of two.
+  float along_y[kChunk], along_x[kChunk], along_q[kChunk];
+  std::uint32_t x_top[kChunk], y_top[kChunk];  // the largest bits of a number's size
 };
 
-/// dq, dα, the weights w, and the tiles of x and ŷ.
-template <typename Shape>
-__device__ __forceinline__ void read_solutions(const Problem& p, const Saved& saved, const Gradients& out,
-                                               const Scratch& scratch, const Place& place, KeysMemory& memory) {
-  constexpr bool kWhole = Shape::kWhole;
+/// An array [batch, tokens, heads, D] as threads have numbers of a product.
+template <bool kWhole>
+__device__ __forceinline__ void read_tokens(SharedWide& to, const Problem& p, const Place& place, const float* array) {
   const Sides<kWhole> sides(p);
+  const auto from = place.field(p, array, sides.dim);
+  if constexpr (kWhole) {
+    to.read(SharedWide::per_row([&](int row) { return row < place.len ? from.at(row, 0) : nullptr; }));
+  } else {
+    to.each([&](const At& at, float& a, float& b) {
+      const bool inside = at.row < place.len && at.column < sides.dim;
+      const Pair pair = inside ? read_pair(from.at(at.row, at.column)) : Pair{0, 0};
+      a = pair.x;
+      b = pair.y;
+    });
+  }
+}
+
+/// put(by), where by(r) makes float16 numbers of those of a row; of rows that are not finite after they became 0.
+template <typename Put>
+__device__ __forceinline__ void scale_rows(SharedWide& numbers, const std::uint32_t* tops, Put&& put) {
+  const auto top = SharedWide::per_row([&](int row) { return tops[row]; });
+  bool fine = true;
+  for (const std::uint32_t of_row : top.x) fine &= usable(of_row);
+  if (!fine) {
+    numbers.each([&](const At& at, float& a, float& b) {
+      if (!usable(top.x[at.r])) a = b = 0;
+    });
+  }
+  put([&](int r) { return scale_of(top.x[r]).up; });
+}
+
+/// dq, dα, the weights w, and the tiles of x‖H‖ and ŷ. kWide: ŷ and U_c do_c are there in float32.
+template <typename Shape, bool kWide>
+__device__ __forceinline__ void read_solutions(const Problem& p, const Gradients& out, const Scratch& scratch,
+                                               const Place& place, KeysMemory& memory, SharedWide& x, SharedWide& udo) {
+  constexpr bool kWhole = Shape::kWhole;
   Gates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
-  const Tile x{memory.x, kChunk}, x_lo{memory.x_lo, kChunk}, y{memory.y, kChunk};
+  const Tile x_tile{memory.x, kChunk}, x_lo{memory.x_lo, kChunk}, y_tile{memory.y, kChunk}, q{memory.x_lo, kChunk};
   const float scale = static_cast<float>(p.options.scale);
   const float ridge = p.options.ridge_gradient ? static_cast<float>(p.options.ridge) : 0;
-  const auto q = place.field(p.q);
-  const auto solved = place.field(p, static_cast<const float*>(saved.x), sides.dim);
-  const auto answered = place.field(p, static_cast<const float*>(scratch.y), sides.dim);
-  const auto udo = place.field(p, static_cast<const float*>(scratch.udo), sides.dim);
-  const std::uint16_t* const udo_tile = scratch.udo_tiles + block() * kChunk * kWidth;
-  const bool wide = scratch.takes_float32(block());
-  const Out<Shape> d_q(out.d_q, place);
-  struct Loaded {
-    Unit q;
-    Eight x, y, udo;
-  };
-  sweep_rows<2, 2, 2, kTeams>(
-      [&](int c, int u) {
-        const int i = 8 * u, len = place.len;
-        return Loaded{read_row<kWhole>(q, c, i, len, sides.dim), read_row<kWhole>(solved, c, i, len, sides.dim),
-                      read_row<kWhole>(answered, c, i, len, sides.dim),
-                      wide ? read_row<kWhole>(udo, c, i, len, sides.dim)
-                           : unpack<DType::float16>(read_unit(udo_tile + Tile::place(kChunk, c, i)))};
-      },
-      [&](int c, int, Loaded& from, auto& of) {
-        memory.arrival.wait(0);
-        const Eight query = unpack<Shape::kType>(from.q);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          from.x.x[e] *= gates.sigma[c];
-          of.sum[0] += from.x.x[e] * from.y.x[e];
-          of.sum[1] += (from.x.x[e] - query.x[e]) * from.udo.x[e];
-        }
-        of.top[0] = largest_of(from.x);
-        of.top[1] = largest_of(from.y);
-      },
-      [&](int c, int u, const Loaded& from, const auto& of) {
-        const float alpha = gates.alpha[c], lost = gates.bad[c] & kBadQuery ? bits_to_float(0x7fc00000u) : 0;
-        const Scale x_by = scale_of(of.top[0]), y_by = scale_of(of.top[1]);
-        const bool x_fine = usable(of.top[0]), y_fine = usable(of.top[1]);
-        const Unit hi = x_fine ? pack_eight(from.x, x_by.up) : Unit{};
-        x.put(c, u, hi);
-        x_lo.put(c, u, x_fine ? pack_rest(from.x, x_by.up, hi) : Unit{});
-        y.put(c, u, y_fine ? pack_eight(from.y, y_by.up) : Unit{});
-        if (d_q.data != nullptr && c < place.len && (kWhole || 8 * u < sides.dim)) {
-          const float direct = (1 - alpha) * gates.udo_down[c];
-          Eight d;
-#pragma unroll
-          for (int e = 0; e < 8; ++e) d.x[e] = scale * (alpha * from.y.x[e] + direct * from.udo.x[e]) + lost;
-          d_q.put(c, 8 * u, d, sides.dim);
-        }
-        if (u != 0) return;
-        solutions.x_down[c] = x_by.down;
-        solutions.y_down[c] = y_by.down;
-        if (!x_fine) gates.found(c, kBadQuery);
-        if (!y_fine) gates.found(c, kBadSolved);
-        const float w = x_fine && y_fine ? 2 * ridge * alpha * scale * of.sum[0] * gates.sigma[c] : 0;
-        solutions.weight[c] = finite(w) ? w : 0;
-        if (c < place.len && out.d_alpha.data != nullptr) {
-          write(out.d_alpha, place.at(out.d_alpha, c), scale * gates.udo_down[c] * of.sum[1] + lost);
-        }
-      });
+  SharedWide y;
+  if constexpr (kWide) {
+    read_tokens<kWhole>(udo, p, place, scratch.udo);
+    read_tokens<kWhole>(y, p, place, scratch.y);
+    x.row_sums_with(y, memory.along_y);
+    y.row_tops(memory.y_top);
+  } else {
+    x.row_sums_with(y_tile, memory.along_y);
+  }
+  x.row_tops(memory.x_top);
+  x.row_sums_with(udo, memory.along_x);
+  udo.row_sums_with(q, memory.along_q);
+  sync();
+  scale_rows(x, memory.x_top, [&](auto&& by) { x.template store_parts<true>(x_tile, x_lo, by); });
+  {
+    const auto direct =
+        SharedWide::per_row([&](int row) { return scale * (1 - gates.alpha[row]) * gates.udo_down[row]; });
+    const auto solved =
+        SharedWide::per_row([&](int row) { return scale * gates.alpha[row] * (kWide ? 1 : solutions.y_down[row]); });
+    const auto lost = SharedWide::per_row([&](int row) {
+      return gates.bad[row] & kBadQuery || !usable(memory.x_top[row]) ? bits_to_float(0x7fc00000u) : 0;
+    });
+    const auto mix = [&](const At& at, float& a, float& b, float y_a, float y_b) {
+      a = solved.x[at.r] * y_a + (direct.x[at.r] * a + lost.x[at.r]);
+      b = solved.x[at.r] * y_b + (direct.x[at.r] * b + lost.x[at.r]);
+    };
+    if constexpr (kWide) {
+      udo.each_with(y, mix);
+      scale_rows(y, memory.y_top, [&](auto&& by) { y.store_rows(y_tile, by); });
+    } else {
+      udo.each_beside(y_tile,
+                      [&](const At& at, float& a, float& b, const Pair& of_y) { mix(at, a, b, of_y.x, of_y.y); });
+    }
+    write_rows<Shape>(udo, out.d_q, place, Sides<kWhole>(p).dim);
+  }
+  sync();
+  each_of(kChunk, [&](int c) {
+    const float y_unit = kWide ? 1 : solutions.y_down[c], sigma = gates.sigma[c];
+    const bool x_fine = usable(memory.x_top[c]), y_fine = kWide ? usable(memory.y_top[c]) : finite(y_unit);
+    const float lost = gates.bad[c] & kBadQuery || !x_fine ? bits_to_float(0x7fc00000u) : 0;
+    if (!x_fine) gates.found(c, kBadQuery);
+    if (!y_fine) gates.found(c, kBadSolved);
+    solutions.x_down[c] = scale_of(memory.x_top[c]).down * sigma;
+    solutions.y_down[c] = kWide ? scale_of(memory.y_top[c]).down : y_fine ? y_unit : 1;
+    const float w = 2 * ridge * gates.alpha[c] * scale * (memory.along_y[c] * y_unit * sigma) * sigma;
+    solutions.weight[c] = x_fine && y_fine && finite(w) ? w : 0;
+    if (c < place.len && out.d_alpha.data != nullptr) {
+      const float along = sigma * memory.along_x[c] - gates.q_down[c] * memory.along_q[c];
+      write(out.d_alpha, place.at(out.d_alpha, c), scale * gates.udo_down[c] * along + lost);
+    }
+  });
 }
 
 template <typename Shape>
@@ -103,14 +130,30 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   const float scale = static_cast<float>(p.options.scale);
 
   memory.arrival.init();
-  sync();
+  each_of(kChunk, [&](int c) {
+    memory.along_y[c] = memory.along_x[c] = memory.along_q[c] = 0;
+    memory.x_top[c] = memory.y_top[c] = 0;
+  });
   memory.arrival.request(Piece{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
-                         Piece{memory.k, scratch.packed(task, 0), kTileBytes});
-  read_solutions<Shape>(p, saved, out, scratch, place, memory);
+                         Piece{memory.k, scratch.packed(task, 0), kTileBytes},
+                         Piece{solutions.y_down, scratch.y_down + task * kChunk, sizeof(solutions.y_down)},
+                         Piece{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes},
+                         Piece{memory.x_lo, scratch.tokens + (task * 3 + 2) * kChunk * kWidth, kTileBytes});
+  {
+    SharedWide solved, udo;
+    read_tokens<Shape::kWhole>(solved, p, place, static_cast<const float*>(saved.x));
+    udo.take(scratch.packed(task, Package<kWidth>::kRhs));
+    memory.arrival.wait(0);
+    if (gates.wide) {
+      read_solutions<Shape, true>(p, out, scratch, place, memory, solved, udo);
+    } else {
+      read_solutions<Shape, false>(p, out, scratch, place, memory, solved, udo);
+    }
+  }
   publish();
   sync();
-  std::uint16_t* solved = scratch.solved + task * 3 * kChunk * kWidth;
-  send_tile(solved, memory.x, 2 * kTileBytes);
+  send_tile(scratch.x_tiles + task * kChunk * kWidth, memory.x, kTileBytes);
+  if (gates.wide) send_tile(scratch.y_tiles + task * kChunk * kWidth, memory.y, kTileBytes);
   decayed_sums<true, 2>(
       gates.reach, [&](int c) { return solutions.weight[c]; },
       [&](int j, float total) {
@@ -122,7 +165,7 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
     SharedScores scores;
     scores.multiply<Lies::by_columns>(k, x);
     scores.multiply<Lies::by_columns, true>(k, x_lo);
-    scores.save(reinterpret_cast<float*>(solved + 2 * kChunk * kWidth));
+    scores.save(scratch.scores + task * kChunk * kChunk);
   }
   sync();
   keep(scratch.solutions[task], solutions);

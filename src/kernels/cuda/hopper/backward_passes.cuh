@@ -44,8 +44,8 @@ inline void start_carry_back(const Problem& p, const Plan& plan, const Device& d
                zeta, of_u, of_h);
 }
 
-/// Queues a backward pass. `scratch` has H and U already; solve(right, y, packages) queues the solve of
-/// (H_c + λ_c I) ŷ_c = right_c for all tokens.
+/// Queues a backward pass. `scratch` has H and U already; solve(scratch) queues the solve of
+/// (H_c + λ_c I) ŷ_c = U_c do_c for all tokens.
 template <typename Shape, typename Solve>
 void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan& plan, const Device& device,
          Scratch scratch, Solve&& solve) {
@@ -54,10 +54,12 @@ void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan&
   scratch.udo = allocate<float>(device, tokens * p.key_dim);
   scratch.y = allocate<float>(device, tokens * p.key_dim);
   scratch.packages = allocate<char>(device, tasks * Package<kWidth>::kBytes);
-  scratch.udo_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
   scratch.tokens = allocate<std::uint16_t>(device, tasks * 3 * kChunk * kWidth);
   scratch.gates = allocate<KeptGates>(device, tasks);
-  scratch.solved = allocate<std::uint16_t>(device, tasks * 3 * kChunk * kWidth);
+  scratch.x_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
+  scratch.y_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
+  scratch.y_down = allocate<float>(device, tasks * kChunk);
+  scratch.scores = allocate<std::uint16_t>(device, tasks * kChunk * kChunk);
   scratch.solutions = allocate<Solutions>(device, tasks);
   scratch.g_inner = allocate<float>(device, tasks * kPartials);
   scratch.r_inner = allocate<float>(device, tasks * kPartials);
@@ -69,7 +71,7 @@ void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan&
   scratch.r_down = allocate<float>(device, tasks);
 
   launch_tiles(answers<Shape>, tasks, sizeof(AnswersMemory), device.stream, p, saved, out, plan, scratch);
-  solve(scratch.udo, scratch.y, scratch.packages);
+  solve(scratch);
   launch_tiles<kTeams>(keys<Shape>, tasks, sizeof(KeysMemory), device.stream, p, saved, out, plan, scratch);
   start_carry_back(p, plan, device, scratch.zeta,
                    {.parts = scratch.r,

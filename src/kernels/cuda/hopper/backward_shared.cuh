@@ -44,14 +44,14 @@ struct SolveNumbers {
 
 /// Scratch of one backward call. A slot is half a segment: 2 · segment + half; a task a slot of a head.
 struct Scratch {
-  float* udo;                // [batch, tokens, heads, D]: U_c do_c of refined chunks
-  float* y;                  // the same of all: ŷ
-  std::uint16_t* udo_tiles;  // [tasks]: U_c do_c of the other chunks
-  std::uint16_t* tokens;     // [tasks, 3] tiles: v, do, q; k is in the package
-  KeptGates* gates;          // [tasks]
-  std::uint16_t* solved;     // [tasks, 3] tiles: x, ŷ; in place of the third the scores k_j·x_c in float32
-  Solutions* solutions;      // [tasks]
-  float* zeta;               // [tasks]: what is left of a state after the slot
+  float *udo, *y;                    // [batch, tokens, heads, D], of refined chunks: U_c do_c, ŷ
+  std::uint16_t* tokens;             // [tasks, 3] tiles: v, do, q; k is in the package
+  KeptGates* gates;                  // [tasks]
+  std::uint16_t *x_tiles, *y_tiles;  // [tasks]; ŷ's comes from the solve where the chunk is not refined, with
+  float* y_down;                     // [tasks, kChunk]: by which its rows are to be multiplied, NaN: not finite
+  std::uint16_t* scores;             // [tasks, kChunk, kChunk]: k_j·x_c of the tiles
+  Solutions* solutions;              // [tasks]
+  float* zeta;                       // [tasks]: what is left of a state after the slot
   GivenStates h, u;
   const float* trace;  // [tasks]: of H at the start of each chunk
   char* packages;      // [tasks]: what the solve begins with
@@ -61,7 +61,6 @@ struct Scratch {
   float *g_down, *r_down;    // this for `down`
   float *g_inner, *r_inner;  // [tasks, kPartials]: parts of ⟨Ḡ', H_0⟩/‖H_0‖ and ⟨R̄', U_0⟩/‖U_0‖
 
-  __device__ bool takes_float32(std::int64_t task) const { return solve.float32 || rows(task).refined != 0; }
   __device__ Unit* packed(std::int64_t task, int bytes) const {
     return reinterpret_cast<Unit*>(packages + task * Package<kWidth>::kBytes + bytes);
   }
@@ -134,6 +133,21 @@ __device__ __forceinline__ void send_state(Product& product, float unit, const T
   if (tile_thread() == 0) {
     to.down[task] = fine ? scale.down : bits_to_float(0x7fc00000u);
     to.top[task] = fine ? largest : bits_to_float(0x7fc00000u);
+  }
+}
+
+/// Gradients of the chunk's tokens to where they belong, `columns` of them.
+template <typename Shape>
+__device__ __forceinline__ void write_rows(SharedWide& numbers, const View& view, const Place& place, int columns) {
+  const Out<Shape> to(view, place);
+  if (to.data == nullptr) return;
+  if constexpr (Shape::kWhole) {
+    const auto rows = SharedWide::per_row([&](int row) { return to.row(row, place.len); });
+    SharedWide::write(rows, [&](const At&, int i) { return pack_as<Shape::kType>(numbers[i], numbers[i + 1]); });
+  } else {
+    numbers.each([&](const At& at, float a, float b) {
+      if (at.row < place.len && at.column < columns) to.put(at.row, at.column, a, b);
+    });
   }
 }
 

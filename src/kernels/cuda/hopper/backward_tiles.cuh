@@ -145,6 +145,16 @@ __device__ inline void wait_until_sent() {
 
 // ---- Tiles ------------------------------------------------------------------------------------------------------
 
+/// Four 8×8 matrices in accumulator order; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ Unit load_matrices(std::uint32_t at) {
+  Unit unit;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(unit.words[0]), "=r"(unit.words[1]), "=r"(unit.words[2]), "=r"(unit.words[3])
+               : "r"(at)
+               : "memory");
+  return unit;
+}
+
 /// tile_thread(), of which the compiler knows only that it is not negative.
 __device__ __forceinline__ unsigned hidden_thread() { return static_cast<unsigned>(opaque(tile_thread())); }
 /// The same descriptor, found anew for every product, not kept in registers from the first one on.
@@ -382,6 +392,22 @@ class Product {
     }
   }
 
+  /// body(at, x, y, what a tile of 64 rows has there).
+  template <typename Body>
+  __device__ __forceinline__ void each_beside(const Tile& tile, Body&& body) {
+    static_assert(kBlocks == 1);
+    const Own own;
+    const Matrices matrices(tile);
+#pragma unroll
+    for (int i = 0; i < kOwn / 2; i += 8) {
+      const Unit words = load_matrices(matrices.at(0, i));
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        body(own.at(0, i + j), c_[0][i + j], c_[0][i + j + 1], unpack_halves(words.words[j / 2]));
+      }
+    }
+  }
+
   /// = A B, with A of 64 rows and kDepth columns; kAdd: += A B.
   template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
   __device__ __forceinline__ void multiply(const Tile& a, const Tile& b) {
@@ -476,9 +502,7 @@ class Product {
   static __device__ __forceinline__ void put(const Tile (&to)[kTiles], Value&& value) {
     static_assert(kBlocks == 1);
     const Own own;
-    const unsigned thread = hidden_thread(), lane = thread % 32, matrix = lane / 8;
-    const unsigned row = thread % kTileThreads / 32 * 16 + matrix % 2 * 8 + lane % 8;
-    const unsigned first = kGroups == 1 ? 0 : thread / kTileThreads * kOwn;
+    const Matrices matrices(to[0]);
 #pragma unroll
     for (int i = 0; i < kOwn / 2; i += 8) {
       std::uint32_t w[kTiles][4];
@@ -491,29 +515,71 @@ class Product {
       }
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        store_matrices(
-            shared_address(to[t].at(static_cast<int>(row), static_cast<int>(first + (i / 4 + matrix / 2) * 8))),
-            w[t][0], w[t][1], w[t][2], w[t][3]);
+        store_matrices(matrices.at(0, i) + (shared_address(to[t].data) - shared_address(to[0].data)), w[t][0], w[t][1],
+                       w[t][2], w[t][3]);
+      }
+    }
+  }
+  /// Rows of 16-bit numbers to global memory: row r to rows.x[r] unless that is null, word(at, i) for the numbers i and
+  /// i + 1 of any product of this kind. Lanes in pairs exchange words, so that four write 32 bytes at once.
+  template <typename Rows, typename Word>
+  static __device__ __forceinline__ void write(const Rows& rows, Word&& word) {
+    static_assert(kBlocks == 1);
+    const Own own;
+    const unsigned lane = hidden_thread() % 32;
+    const bool odd = lane % 2 != 0;
+    const unsigned place = own_columns() * 2 + lane % 2 * 16 + lane / 2 % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < kOwn / 2; i += 8) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const std::uint32_t first = word(own.at(0, i + 2 * r), i + 2 * r);
+        const std::uint32_t second = word(own.at(0, i + 4 + 2 * r), i + 4 + 2 * r);
+        const std::uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
+        const Packed both{odd ? other : first, odd ? second : other};
+        if (rows.x[r] != nullptr) *reinterpret_cast<Packed*>(rows.x[r] + place + 4 * i) = both;
       }
     }
   }
 
-  /// To global memory and back, 64 · kN numbers in no order that anybody else knows.
-  __device__ __forceinline__ void save(float* to) const {
+  /// To global memory and back as float16, 64 · kN numbers in no order that anybody else knows.
+  __device__ __forceinline__ void save(std::uint16_t* to) const {
     static_assert(kBlocks == 1);
 #pragma unroll
-    for (int i = 0; i < kOwn / 2; i += 4) {
-      reinterpret_cast<Quad*>(to)[i / 4 * kGroups * kTileThreads + tile_thread()] = {c_[0][i], c_[0][i + 1],
-                                                                                     c_[0][i + 2], c_[0][i + 3]};
+    for (int i = 0; i < kOwn / 2; i += 8) {
+      Unit unit;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) unit.words[w] = pack_half(c_[0][i + 2 * w], c_[0][i + 2 * w + 1]);
+      reinterpret_cast<Unit*>(to)[i / 8 * kGroups * kTileThreads + tile_thread()] = unit;
     }
   }
-  __device__ __forceinline__ void fetch(const float* from) {
+  __device__ __forceinline__ void fetch(const std::uint16_t* from) {
     static_assert(kBlocks == 1);
 #pragma unroll
-    for (int i = 0; i < kOwn / 2; i += 4) {
-      const Quad quad = read_quad(from + (i / 4 * kGroups * kTileThreads + tile_thread()) * 4);
+    for (int i = 0; i < kOwn / 2; i += 8) {
+      unpack(i, read_unit(from + (i / 8 * kGroups * kTileThreads + tile_thread()) * 8));
+    }
+  }
+  /// Rows from global memory: row r from rows.x[r], 0 where that is null.
+  template <typename Rows>
+  __device__ __forceinline__ void read(const Rows& rows) {
+    static_assert(kBlocks == 1);
+    const int column = first_column();
 #pragma unroll
-      for (int e = 0; e < 4; ++e) c_[0][i + e] = quad.x[e];
+    for (int i = 0; i < kOwn / 2; i += 2) {
+      const float* const row = rows.x[i / 2 % 2];
+      const Pair pair = row != nullptr ? read_pair(row + column + i / 4 * 8) : Pair{0, 0};
+      c_[0][i] = pair.x;
+      c_[0][i + 1] = pair.y;
+    }
+  }
+  /// What `keep` left, of rows of 128 columns.
+  __device__ __forceinline__ void take(const Unit* from) {
+    static_assert(kBlocks == 1 && kN == kWidth);
+    from += (own_columns() / 16) * kTileThreads + tile_thread() % kTileThreads;
+#pragma unroll
+    for (int i = 0; i < kOwn / 2; i += 8) {
+      unpack(i, read_unit(reinterpret_cast<const std::uint16_t*>(from + i / 8 * kTileThreads)));
     }
   }
 
@@ -521,19 +587,37 @@ class Product {
   /// so that their order does not matter).
   template <typename Term>
   __device__ __forceinline__ void row_sums(float* out, Term&& term) {
-    static_assert(kBlocks == 1);
     float total[2] = {0, 0};
     each([&](const At& at, float x, float y) { total[at.r] += term(at, x, y); });
+    sum_up(out, total);
+  }
+  /// The same of this times another one, or times what a tile of 64 rows has there.
+  __device__ __forceinline__ void row_sums_with(const Product& other, float* out) {
+    float total[2] = {0, 0};
+    each_with(other, [&](const At& at, float x, float y, float a, float b) {
+      total[at.r] += x * a;
+      total[at.r] += y * b;
+    });
+    sum_up(out, total);
+  }
+  __device__ __forceinline__ void row_sums_with(const Tile& tile, float* out) {
+    float total[2] = {0, 0};
+    each_beside(tile, [&](const At& at, float x, float y, const Pair& other) {
+      total[at.r] += x * other.x;
+      total[at.r] += y * other.y;
+    });
+    sum_up(out, total);
+  }
+  /// out[row] = the largest bits of a number's size, or what is there already if that is more. A barrier must follow.
+  __device__ __forceinline__ void row_tops(std::uint32_t* out) {
+    static_assert(kBlocks == 1);
+    std::uint32_t top[2] = {0, 0};
+    each([&](const At& at, float x, float y) { top[at.r] = most(top[at.r], most(size_bits(x), size_bits(y))); });
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      total[r] += __shfl_xor_sync(0xffffffffu, total[r], 1);
-      total[r] += __shfl_xor_sync(0xffffffffu, total[r], 2);
-      if (tile_thread() % 4 != 0) continue;
-      if constexpr (kGroups == 1) {
-        out[first_row() + 8 * r] = total[r];
-      } else {
-        atomicAdd(out + first_row() + 8 * r, total[r]);
-      }
+      top[r] = most(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+      top[r] = most(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+      if (tile_thread() % 4 == 0) atomicMax(out + first_row() + 8 * r, top[r]);
     }
   }
   /// out[column] = Σ over rows; `parts` is room for 4 · kN numbers. Barriers inside; one must follow.
@@ -605,28 +689,40 @@ class Product {
   }
   template <typename By>
   __device__ __forceinline__ void store_rows(const Tile& to, By&& by) {
-    const unsigned thread = hidden_thread(), lane = thread % 32, matrix = lane / 8;
-    const unsigned row = thread % kTileThreads / 32 * 16 + matrix % 2 * 8 + lane % 8;
-    const unsigned first = kGroups == 1 ? 0 : thread / kTileThreads * kOwn;
+    store_parts<false>(to, to, by);
+  }
+  /// The same, and in a second tile what that lost.
+  template <bool kRest, typename By>
+  __device__ __forceinline__ void store_parts(const Tile& to, const Tile& rest, By&& by) {
+    const Matrices matrices(to), rests(rest);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
 #pragma unroll
       for (int i = 0; i < kOwn / 2; i += 8) {
-        std::uint32_t w[4];
+        std::uint32_t w[4], lost[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float factor = by(2 * m + j % 2);
-          w[j] = pack_half(c_[m][i + 2 * j] * factor, c_[m][i + 2 * j + 1] * factor);
+          const float factor = by(2 * m + j % 2), x = c_[m][i + 2 * j] * factor, y = c_[m][i + 2 * j + 1] * factor;
+          w[j] = pack_half(x, y);
+          if constexpr (kRest) lost[j] = pack_half_rest(x, y, w[j]);
         }
-        store_matrices(
-            shared_address(to.at(static_cast<int>(64 * m + row), static_cast<int>(first + (i / 4 + matrix / 2) * 8))),
-            w[0], w[1], w[2], w[3]);
+        store_matrices(matrices.at(m, i), w[0], w[1], w[2], w[3]);
+        if constexpr (kRest) store_matrices(rests.at(m, i), lost[0], lost[1], lost[2], lost[3]);
       }
     }
   }
 
  private:
   float c_[kBlocks][kOwn / 2];
+
+  __device__ __forceinline__ void unpack(int i, const Unit& unit) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const Pair pair = unpack_halves(unit.words[w]);
+      c_[0][i + 2 * w] = pair.x;
+      c_[0][i + 2 * w + 1] = pair.y;
+    }
+  }
 
   static __device__ __forceinline__ int own_columns() { return kGroups == 1 ? 0 : tile_thread() / kTileThreads * kOwn; }
   static __device__ __forceinline__ int first_row() {
@@ -647,6 +743,37 @@ class Product {
       return {row + 64 * m + 8 * (i / 2 % 2), i / 4 * 8 + column, 2 * m + i / 2 % 2, i / 4 * 2};
     }
   };
+  /// Where this lane's row begins in the four 8×8 matrices of which stmatrix and ldmatrix make numbers i … i + 7.
+  struct Matrices {
+    std::uint32_t first;
+    int block;  // bytes of 64 columns
+
+    __device__ __forceinline__ explicit Matrices(const Tile& tile) : block(tile.rows * 128) {
+      const unsigned thread = hidden_thread(), matrix = thread % 32 / 8;
+      const unsigned row = thread % kTileThreads / 32 * 16 + matrix % 2 * 8 + thread % 8;
+      const unsigned column = kGroups == 1 ? 0 : thread / kTileThreads * kOwn;
+      first = shared_address(tile.data) + column / 64 * block + row * 128 +
+              ((column % 64 / 8 + matrix / 2) ^ (row % 8)) * 16;
+    }
+    /// i: a multiple of 8.
+    __device__ __forceinline__ std::uint32_t at(int m, int i) const {
+      return (first ^ (i / 4 % 8 * 16)) + i / 32 * block + m * 64 * 128;
+    }
+  };
+  __device__ __forceinline__ void sum_up(float* out, float (&total)[2]) const {
+    static_assert(kBlocks == 1);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      total[r] += __shfl_xor_sync(0xffffffffu, total[r], 1);
+      total[r] += __shfl_xor_sync(0xffffffffu, total[r], 2);
+      if (tile_thread() % 4 != 0) continue;
+      if constexpr (kGroups == 1) {
+        out[first_row() + 8 * r] = total[r];
+      } else {
+        atomicAdd(out + first_row() + 8 * r, total[r]);
+      }
+    }
+  }
   /// The group's columns of a right operand.
   template <Lies kLies>
   static __device__ __forceinline__ std::uint64_t own_part(const Tile& b) {

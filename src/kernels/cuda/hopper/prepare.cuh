@@ -19,6 +19,10 @@ struct SolveCall {
   // and behind it, of refined chunks, what float16 lost.
   uint4* z = nullptr;        // [slots, heads, 2, D/16, threads]
   float* z_scale = nullptr;  // [slots, heads, 64]
+  // Without kReads: x goes there of refined chunks only, and of the others as a float16 tile, each row divided by a
+  // power of two: NaN for a row that is not finite, in place of which the tile has 0.
+  char* tiles = nullptr;       // [slots, heads]
+  float* tile_down = nullptr;  // [slots, heads, 64]
 };
 
 inline constexpr double kLog2 = 0.693147180559945309;

@@ -42,6 +42,39 @@ __device__ __forceinline__ void each_of_x(const Problem& p, const Stretch& chunk
                 p.key_dim % 2 == 0, body);
 }
 
+/// x as SolveCall::tiles has it, of a chunk of `length` tokens.
+template <int D>
+__device__ __forceinline__ void store_tile(char* tile, float* down, const float (&x)[D / 2], int length) {
+  constexpr std::uint32_t kLeast = 0x08000000u, kMost = 0x76000000u;  // powers of two whose inverse is a usual number
+  float up[2];
+  bool fine[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    std::uint32_t top = 0;
+#pragma unroll
+    for (int n = 2 * i; n < D / 2; n += 4) {
+      top = most(top, most(float_to_bits(x[n]) & 0x7fffffffu, float_to_bits(x[n + 1]) & 0x7fffffffu));
+    }
+    top = most(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = most(top, __shfl_xor_sync(0xffffffffu, top, 2)) & 0x7f800000u;
+    const bool there = own_row() + 8 * i < length, usual = there && top >= kLeast && top <= kMost;
+    up[i] = usual ? bits_to_float(0x7f000000u - top) : 1;
+    fine[i] = there && top <= kMost;
+    if (lane() % 4 == 0) down[own_row() + 8 * i] = usual ? bits_to_float(top) : fine[i] || !there ? 1 : NAN;
+  }
+  const int matrix = lane() / 8, row = thread() / 32 * 16 + matrix % 2 * 8 + lane() % 8;
+#pragma unroll
+  for (int n = 0; n < D / 2; n += 8) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      words[w] = fine[w % 2] ? pack_half(x[n + 2 * w] * up[w % 2], x[n + 2 * w + 1] * up[w % 2]) : 0;
+    }
+    store_matrices(shared_address(tile + unit_at(row, n / 4 + matrix / 2, kTokens)), words[0], words[1], words[2],
+                   words[3]);
+  }
+}
+
 /// One chunk's solve: what a thread keeps beside the iterates.
 template <int D>
 struct ChunkSolver {
@@ -203,7 +236,10 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
   // every thread has seen what lay there arrive, and nobody reads it any more.
   int turn = 0, phase[2] = {0, 0}, phase_package = 0;
   while (task < tasks) {
-    if (thread() == 0 && task + blocks() < tasks) request_state(task + blocks(), 1 - turn);
+    if (thread() == 0 && task + blocks() < tasks) {
+      if constexpr (!kReads) bulk_store_wait();  // of the tile that was put together there
+      request_state(task + blocks(), 1 - turn);
+    }
     ChunkSolver<D> solver{.h = tiles + turn * kState, .k = k, .rhs = rhs, .mask = mask};
     barrier_wait(&arrived[3], phase_package);
     const bool empty = rows.chunk.length <= 0, refined = !empty && rows.refined != 0;
@@ -317,7 +353,7 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
     }
 #pragma unroll
     for (int n = 0; n < D / 2; ++n) u1[n] = u1[n] * factor[n / 2 % 2] + nothing[n / 2 % 2];
-    if (call.x != nullptr) {
+    if (kReads ? call.x != nullptr : refined) {
       each_of_x<D>(p, rows.chunk, task % p.heads, [&](auto pairs, int n, std::int64_t at, bool one, bool two) {
         if (one) store_pair<decltype(pairs)::value>(call.x + at, u1[n], u1[n + 1], two);
       });
@@ -364,12 +400,20 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
         }
       }
     } else {
+      const bool tiled = !empty && !refined;
+      char* const tile = tiles + turn * kState;  // its last product is behind a barrier
+      if (tiled) {
+        store_tile<D>(tile, call.tile_down + task * kTokens, u1, static_cast<int>(rows.chunk.length));
+        publish();
+      }
       sync();  // nobody reads the rows any more
       if (thread() == 0 && next < tasks) request_rows(next);
+      if (thread() == 0 && tiled) bulk_store(call.tiles + task * kTokens * D * 2, tile, kTokens * D * 2);
     }
     task = next;
     turn = 1 - turn;
   }
+  if (!kReads && thread() == 0) bulk_store_finish();
 }
 
 }  // namespace gka::kernels::cuda::hopper

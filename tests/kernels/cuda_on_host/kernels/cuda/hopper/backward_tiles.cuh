@@ -218,6 +218,11 @@ class Product {
     }
   }
 
+  template <typename Body>
+  void each_beside(const Tile& tile, Body&& body) {
+    each([&](const At& at, float& x, float& y) { body(at, x, y, tile.pair(at.row, at.column)); });
+  }
+
   template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
   void multiply(const Tile& a, const Tile& b) {
     add_product(
@@ -274,8 +279,38 @@ class Product {
     }
   }
 
-  void save(float* to) const { std::memcpy(to, c_, sizeof(c_)); }
-  void fetch(const float* from) { std::memcpy(c_, from, sizeof(c_)); }
+  template <typename Rows, typename Word>
+  static void write(const Rows& rows, Word&& word) {
+    for (int i = 0; i < kM * kN; i += 2) {
+      const At at{i / kN, i % kN, i / kN, i % kN};
+      const std::uint32_t both = word(at, i);
+      if (rows.x[at.r] != nullptr) std::memcpy(rows.x[at.r] + 2 * at.column, &both, sizeof(both));
+    }
+  }
+
+  void save(std::uint16_t* to) const {
+    for (int i = 0; i < kM * kN; ++i) to[i] = float_to_half(c_[i / kN][i % kN]);
+  }
+  void fetch(const std::uint16_t* from) {
+    for (int i = 0; i < kM * kN; ++i) c_[i / kN][i % kN] = half_to_float(from[i]);
+  }
+  template <typename Rows>
+  void read(const Rows& rows) {
+    each([&](const At& at, float& x, float& y) {
+      const Pair pair = rows.x[at.r] != nullptr ? read_pair(rows.x[at.r] + at.column) : Pair{0, 0};
+      x = pair.x;
+      y = pair.y;
+    });
+  }
+  /// What `keep` left.
+  void take(const Unit* from) {
+    each([&](const At& at, float& x, float& y) {
+      const auto [unit, word] = kept(at);
+      const Pair pair = unpack_halves(from[unit].words[word]);
+      x = pair.x;
+      y = pair.y;
+    });
+  }
 
   template <typename Term>
   void row_sums(float* out, Term&& term) {
@@ -283,6 +318,21 @@ class Product {
       out[m] = 0;
       for (int n = 0; n < kN; n += 2) out[m] += term(At{m, n, m, n}, c_[m][n], c_[m][n + 1]);
     }
+  }
+  void row_sums_with(const Product& other, float* out) {
+    for (int m = 0; m < kM; ++m) {
+      out[m] = 0;
+      for (int n = 0; n < kN; ++n) out[m] += c_[m][n] * other.c_[m][n];
+    }
+  }
+  void row_sums_with(const Tile& tile, float* out) {
+    for (int m = 0; m < kM; ++m) {
+      out[m] = 0;
+      for (int n = 0; n < kN; ++n) out[m] += c_[m][n] * one(tile, m, n);
+    }
+  }
+  void row_tops(std::uint32_t* out) {
+    each([&](const At& at, float x, float y) { out[at.row] = most(out[at.row], most(size_bits(x), size_bits(y))); });
   }
   void column_sums(float*, float* out) {
     for (int n = 0; n < kN; ++n) {
@@ -306,13 +356,11 @@ class Product {
   void each_row(Body&& body) {
     for (int m = 0; m < kM; ++m) body(m, m);
   }
-  /// Thread l of warp w has rows 16w + l/4 and 8 below, columns 8i + 2(l % 4) and the next.
   template <typename By>
   void keep(Unit* to, int turn, By&& by) {
     each([&](const At& at, float x, float y) {
-      const int thread = at.row / 16 * 32 + at.row % 8 * 4 + at.column % 8 / 2;
-      const int word = at.column / 8 * 2 + at.row % 16 / 8;
-      to[(turn * (kN / 16) + word / 4) * 128 + thread].words[word % 4] = pack_halves(x * by(at), y * by(at));
+      const auto [unit, word] = kept(at);
+      to[turn * (kN / 16) * 128 + unit].words[word] = pack_halves(x * by(at), y * by(at));
     });
   }
   void store(const Tile& to, float by) {
@@ -325,8 +373,26 @@ class Product {
       *to.at(at.row, at.column + 1) = float_to_half(y * by(at.r));
     });
   }
+  template <bool kRest, typename By>
+  void store_parts(const Tile& to, const Tile& rest, By&& by) {
+    store_rows(to, by);
+    each([&](const At& at, float x, float y) {
+      *rest.at(at.row, at.column) = float_to_half(x * by(at.r) - one(to, at.row, at.column));
+      *rest.at(at.row, at.column + 1) = float_to_half(y * by(at.r) - one(to, at.row, at.column + 1));
+    });
+  }
 
  private:
+  struct Kept {
+    int unit, word;
+  };
+  /// Thread l of warp w has rows 16w + l/4 and 8 below, columns 8i + 2(l % 4) and the next.
+  static Kept kept(const At& at) {
+    const int thread = at.row / 16 * 32 + at.row % 8 * 4 + at.column % 8 / 2;
+    const int word = at.column / 8 * 2 + at.row % 16 / 8;
+    return {word / 4 * 128 + thread, word % 4};
+  }
+
   float c_[kM][kN];
 
   static float one(const Tile& tile, int row, int column) { return half_to_float(*tile.at(row, column)); }
