@@ -75,9 +75,16 @@ struct Path {
   void (*backward)(const Problem&, const Saved&, const Gradients&, const cuda::Device&);
 };
 constexpr Path kPlain{"plain", cuda::plain::forward, cuda::plain::backward};
-/// The Hopper kernels, where they take a call; the forward pass is only asked for what they take.
+/// The Hopper kernels, where they take a call, as the library chooses them; the forward pass is only asked for what
+/// they take.
+bool hopper_takes_backward(const Problem& p, const Gradients& out) {
+  return cuda::hopper::takes_backward(p, out) || cuda::hopper::takes_backward_in_blocks(p, out);
+}
 void hopper_backward(const Problem& p, const Saved& saved, const Gradients& out, const cuda::Device& device) {
-  (cuda::hopper::takes_backward(p, out) ? cuda::hopper::backward : cuda::plain::backward)(p, saved, out, device);
+  const auto run = cuda::hopper::takes_backward(p, out) ? cuda::hopper::backward
+                   : hopper_takes_backward(p, out)      ? cuda::hopper::backward_in_blocks
+                                                        : cuda::plain::backward;
+  run(p, saved, out, device);
 }
 constexpr Path kHopper{"hopper", cuda::hopper::forward, hopper_backward};
 
@@ -427,7 +434,7 @@ int main(int argc, char** argv) {
         first = false;
       }
       accuracy_json += "}";
-      const bool taken = plain || cuda::hopper::takes_backward(probe, wanted);
+      const bool taken = plain || hopper_takes_backward(probe, wanted);
       std::printf("%s\n", taken ? "" : " (gradients by the plain path)");
       std::fflush(stdout);
     }

@@ -78,7 +78,7 @@ struct ProjectAll : torch::autograd::Function<ProjectAll> {
       if (context->needs_input_grad(0)) {
         to_x = to_x.defined() ? to_x.addmm_(slopes[i], kept[i + 1]) : at::mm(slopes[i], kept[i + 1]);
       }
-      if (context->needs_input_grad(i + 1)) gradients[i + 1] = at::mm(slopes[i].t(), kept[0]).to(type);
+      if (context->needs_input_grad(i + 1)) gradients[i + 1] = product_as(type, slopes[i].t(), kept[0]);
     }
     return gradients;
   }
@@ -91,7 +91,7 @@ struct FusedSwiGlu : torch::autograd::Function<FusedSwiGlu> {
                             const at::Tensor& down) {
     const auto type = x.scalar_type();
     const auto width = gate.size(0);
-    const auto both = at::cat({gate.to(type), up.to(type)});
+    const auto both = stacked({gate, up}, type);
     const auto inner = at::mm(x, both.t());
     const auto outward = down.to(type);
     context->save_for_backward({x, inner, both, outward});
@@ -107,9 +107,9 @@ struct FusedSwiGlu : torch::autograd::Function<FusedSwiGlu> {
     const auto slope = slopes[0].contiguous();
     const auto inside =
         ops::swiglu_backward(at::mm(slope, outward), inner.narrow(1, 0, width), inner.narrow(1, width, width));
-    const auto to_both = at::mm(inside.d_both.t(), x);
-    return {at::mm(inside.d_both, both), to_both.narrow(0, 0, width).to(type), to_both.narrow(0, width, width).to(type),
-            at::mm(slope.t(), inside.y).to(type)};
+    const auto to_both = product_as(type, inside.d_both.t(), x);
+    return {at::mm(inside.d_both, both), to_both.narrow(0, 0, width), to_both.narrow(0, width, width),
+            product_as(type, slope.t(), inside.y)};
   }
 };
 
@@ -181,8 +181,28 @@ at::Tensor upload(const at::Tensor& x, at::Device device) {
 
 bool is_learning(const at::Tensor& weight) { return at::GradMode::is_enabled() && weight.requires_grad(); }
 
+at::Tensor stacked(at::TensorList weights, at::ScalarType type) {
+  std::int64_t rows = 0;
+  for (const auto& weight : weights) rows += weight.size(0);
+  const auto& first = weights.front();
+  const auto all = at::empty({rows, first.size(1)}, first.options().dtype(type).requires_grad(false));
+  std::int64_t row = 0;
+  for (const auto& weight : weights) {
+    all.narrow(0, row, weight.size(0)).copy_(weight);
+    row += weight.size(0);
+  }
+  return all;
+}
+
+at::Tensor product_as(at::ScalarType type, const at::Tensor& a, const at::Tensor& b) {
+  const bool sums_wider = a.is_cuda() && (a.scalar_type() == at::kBFloat16 || a.scalar_type() == at::kHalf);
+  return sums_wider && type == at::kFloat ? at::mm(a, b, type) : at::mm(a, b).to(type);
+}
+
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto dtype = x.scalar_type();
+  // The weight's gradient then comes as wide as the weight is.
+  if (!bias.defined() && is_learning(weight) && ops::has_fused(x)) return project_all(x, {weight})[0];
   if (!bias.defined()) return at::linear(x, weight.to(dtype));
   return at::linear(x, weight.to(dtype), bias.to(dtype));
 }

@@ -28,6 +28,12 @@ at::Tensor upload(const at::Tensor& x, at::Device device);
 /// Whether a weight takes part in a step of training.
 bool is_learning(const at::Tensor& weight);
 
+/// The weights' rows, one weight's below the other's, in a type that matrix products like.
+at::Tensor stacked(at::TensorList weights, at::ScalarType type);
+
+/// a b in `type`. Where a GPU sums in it anyhow, nothing is rounded to the type of a and b in between.
+at::Tensor product_as(at::ScalarType type, const at::Tensor& a, const at::Tensor& b);
+
 /// x Wᵀ + b in the type of x.
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 

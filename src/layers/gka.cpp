@@ -111,7 +111,7 @@ class Gka final : public Mixer {
     // Heads that are not mere copies have their length only now.
     if (!expand_k_.copies()) k = unit_norm(k, L2Norm::divide);
     const auto o = answer(q, k, v, gate_weights.defined() ? gates(parts.others.back()) : Gates{}, call);
-    return output_.finish(o, output_.gate_weight().defined() ? parts.others.front() : at::Tensor());
+    return output_.finish(o, output_.gate_weight().defined() ? parts.others.front() : at::Tensor(), parts.room);
   }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
@@ -105,7 +106,8 @@ Sums run_slices_fused(const at::Tensor& hidden, const at::Tensor& head, const at
   Sums sums{.loss = at::zeros({}, hidden.options().dtype(at::kFloat))};
   if (gradients) {
     sums.hidden_gradient = at::empty(hidden.sizes(), hidden.options());
-    sums.weight_gradient = at::zeros(weight.sizes(), weight.options().dtype(at::kFloat));
+    sums.weight_gradient = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
+    if (tokens == 0) sums.weight_gradient.zero_();
   }
   if (predict) sums.predicted = at::empty({tokens}, labels.options());
   const at::Tensor room = at::empty({std::min(slice, tokens), weight.size(0)}, weight.options());
@@ -121,11 +123,9 @@ Sums run_slices_fused(const at::Tensor& hidden, const at::Tensor& head, const at
     if (!gradients) continue;
     at::Tensor to_hidden = sums.hidden_gradient.narrow(0, start, length);
     at::mm_out(to_hidden, logits, weight);
-    if (weight.scalar_type() == at::kFloat) {
-      sums.weight_gradient.addmm_(logits.t(), part);
-    } else {
-      sums.weight_gradient.add_(at::mm(logits.t(), part));
-    }
+    // Slices are added up inside the products, in float32. What is there at first counts nothing.
+    auto& total = sums.weight_gradient;
+    at::addmm_out(total, total, logits.t(), part, at::kFloat, /*beta=*/start > 0 ? 1 : 0);
   }
   if (gradients) sums.weight_gradient = sums.weight_gradient.narrow(0, 0, classes);
   sums.loss.mul_(scale);

@@ -132,6 +132,20 @@ void differentiate_conv(Arguments& a, const ConvSizes& sizes, const std::vector<
       [&](const auto& device) { kernels::cuda::short_conv_backward(conv, gradients, device); });
 }
 
+/// Into `results`: x's, the gate's and the weight's; empty ones were not asked for.
+void differentiate_norm(Arguments& a, const std::vector<at::Tensor>& results) {
+  constexpr std::string_view name = "gated_rms_norm_backward";
+  const auto activation = parse_gate_options(name, a);
+  prepare(a);
+  const auto norm = norm_of(a, activation);
+  const kernels::GatedRmsNormGradients gradients{
+      .d_y = view(a.d_y), .d_x = view(results[0]), .d_gate = view(results[1]), .d_weight = view(results[2])};
+  run(
+      name, a.x.device(),
+      [&](const auto& executor) { kernels::cpu::gated_rms_norm_backward(norm, gradients, executor); },
+      [&](const auto& device) { kernels::cuda::gated_rms_norm_backward(norm, gradients, device); });
+}
+
 }  // namespace
 
 at::Tensor short_conv_backward_to(Arguments arguments, const at::Tensor& d_x) {
@@ -140,6 +154,14 @@ at::Tensor short_conv_backward_to(Arguments arguments, const at::Tensor& d_x) {
   const auto d_weight = room_like(arguments.weight), none = nothing(arguments);
   differentiate_conv(arguments, sizes, {d_x, d_weight, none, none});
   return d_weight;
+}
+
+std::array<at::Tensor, 2> gated_rms_norm_backward_to(Arguments arguments, const at::Tensor& d_gate) {
+  arguments.needs = {true, true, true};
+  check_gated_rms_norm_backward(arguments);
+  const std::array results{room_like(arguments.x), room_like(arguments.weight)};
+  differentiate_norm(arguments, {results[0], d_gate, results[1]});
+  return results;
 }
 
 void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -208,21 +230,10 @@ void run_gated_rms_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack)
 }
 
 void run_gated_rms_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  constexpr std::string_view name = "gated_rms_norm_backward";
   Arguments a = pop_arguments(op.schema(), *stack);
-  const auto activation = parse_gate_options(name, a);
   check_gated_rms_norm_backward(a);
   const auto results = gradient_room(a, std::array{a.x, a.gate, a.weight});
-  if (!a.x.device().is_meta()) {
-    prepare(a);
-    const auto norm = norm_of(a, activation);
-    const kernels::GatedRmsNormGradients gradients{
-        .d_y = view(a.d_y), .d_x = view(results[0]), .d_gate = view(results[1]), .d_weight = view(results[2])};
-    run(
-        name, a.x.device(),
-        [&](const auto& executor) { kernels::cpu::gated_rms_norm_backward(norm, gradients, executor); },
-        [&](const auto& device) { kernels::cuda::gated_rms_norm_backward(norm, gradients, device); });
-  }
+  if (!a.x.device().is_meta()) differentiate_norm(a, results);
   push_results(*stack, results);
 }
 

@@ -41,7 +41,8 @@ kernels::cuda::Gates gates_of(const at::Tensor& projected, const std::vector<Gat
                             .heads = static_cast<int>(heads),
                             .count = static_cast<int>(kinds.size()),
                             .dtype = kernel_dtype(projected.scalar_type()),
-                            .projected = projected.const_data_ptr()};
+                            .projected = projected.const_data_ptr(),
+                            .stride = projected.stride(-2)};
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     call.kinds[i].gate = kinds[i].gate;
     call.kinds[i].bias = kinds[i].bias.const_data_ptr<float>();
@@ -54,13 +55,22 @@ kernels::cuda::Gates gates_of(const at::Tensor& projected, const std::vector<Gat
 bool has_kernels(const at::Tensor& tensor) {
   const auto type = tensor.scalar_type();
   return kHasCuda && tensor.is_cuda() && (type == at::kBFloat16 || type == at::kHalf || type == at::kFloat) &&
-         tensor.numel() > 0 && tensor.is_contiguous();
+         tensor.numel() > 0;
+}
+
+/// Rows of neighbouring numbers, evenly apart: contiguous, or columns of what is.
+bool has_even_rows(const at::Tensor& tensor) {
+  if (tensor.dim() < 2 || tensor.stride(-1) != 1) return false;
+  for (std::int64_t i = 0; i + 2 < tensor.dim(); ++i) {
+    if (tensor.stride(i) != tensor.stride(i + 1) * tensor.size(i + 1)) return false;
+  }
+  return true;
 }
 
 }  // namespace
 
 bool has_fused(const at::Tensor& tensor) {
-  return has_kernels(tensor) && tensor.size(-1) % kFusedMultiple == 0 && is_aligned(tensor);
+  return has_kernels(tensor) && tensor.is_contiguous() && tensor.size(-1) % kFusedMultiple == 0 && is_aligned(tensor);
 }
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
@@ -120,7 +130,8 @@ AddNormGradients add_norm_backward(const at::Tensor& d_sum, const at::Tensor& d_
 
 bool has_gates(const at::Tensor& projected, const std::vector<GateKind>& kinds) {
   const auto is_plain = [](const at::Tensor& t) { return t.scalar_type() == at::kFloat && t.is_contiguous(); };
-  return has_kernels(projected) && kinds.size() <= std::size(kernels::cuda::Gates{}.kinds) &&
+  return has_kernels(projected) && has_even_rows(projected) &&
+         kinds.size() <= std::size(kernels::cuda::Gates{}.kinds) &&
          std::ranges::all_of(kinds, [&](const GateKind& kind) {
            return is_plain(kind.bias) && (kind.gate != Gate::log_decay || is_plain(kind.a_log));
          });
@@ -147,7 +158,7 @@ GateGradients gates_backward(const std::vector<at::Tensor>& d_values, const at::
   }
   const auto sums = projected.options().dtype(at::kFloat);
   const auto d_bias = at::empty({projected.size(-1)}, sums), d_a_log = at::empty({projected.size(-1)}, sums);
-  GateGradients results{.d_projected = at::empty_like(projected),
+  GateGradients results{.d_projected = at::empty(projected.sizes(), projected.options()),
                         .d_bias = d_bias.split(call.heads),
                         .d_a_log = d_a_log.split(call.heads)};
   on_gpu(projected, [&](const auto& device) {

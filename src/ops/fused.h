@@ -47,7 +47,7 @@ struct GateKind {
 };
 /// Whether `gates` takes the projection, and the parameters.
 bool has_gates(const at::Tensor& projected, const std::vector<GateKind>& kinds);
-/// projected [..., kinds · heads] contiguous; float32 [..., heads] for each kind.
+/// projected [..., kinds · heads], contiguous or columns of what is; float32 [..., heads] for each kind.
 std::vector<at::Tensor> gates(const at::Tensor& projected, const std::vector<GateKind>& kinds);
 struct GateGradients {
   at::Tensor d_projected;

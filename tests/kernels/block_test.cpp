@@ -329,6 +329,7 @@ struct NormSpec {
   DType parameters = DType::float32;  // gate and weight
   std::int64_t batch = 2, tokens = 5, heads = 3, dim = 16;
   bool gate = true, weight = true;
+  std::int64_t beside = 0;  // heads behind the gate's of each token, that are no part of it
   Activation activation = Activation::silu;
   Layout layout = Layout::contiguous;
   std::uint64_t seed = 1;
@@ -337,8 +338,9 @@ struct NormSpec {
 std::string describe(const NormSpec& s) {
   std::ostringstream text;
   text << "gated_rms_norm: dtype " << int(s.dtype) << ", parameters " << int(s.parameters) << ", [" << s.batch << ", "
-       << s.tokens << ", " << s.heads << ", " << s.dim << "], gate " << s.gate << ", weight " << s.weight << ", "
-       << name_of(s.activation) << ", layout " << int(s.layout) << ", seed " << s.seed;
+       << s.tokens << ", " << s.heads << ", " << s.dim << "], gate " << s.gate << ", beside it " << s.beside
+       << ", weight " << s.weight << ", " << name_of(s.activation) << ", layout " << int(s.layout) << ", seed "
+       << s.seed;
   return text.str();
 }
 
@@ -356,6 +358,7 @@ NormSpec random_norm(std::uint64_t seed) {
   constexpr Activation kActivations[] = {Activation::none, Activation::silu, Activation::sigmoid};
   s.activation = draw.one_of(kActivations);
   s.layout = draw.one_of(kLayouts);
+  s.beside = draw.between(0, 2);
   return s;
 }
 
@@ -367,12 +370,15 @@ struct NormCase {
     Draw draw(spec.seed + 1000);
     x = rows(spec.dtype);
     d_y = rows(spec.dtype);
-    if (spec.gate) gate = rows(spec.parameters);
+    if (spec.gate) gate = gates();
     if (spec.weight) weight = Array(spec.parameters, {1, 1, 1, spec.dim});
     for (auto* array : {&x, &gate, &d_y}) draw.fill(*array);
     draw.fill(weight, 0.2, 1);
   }
   Array rows(DType dtype) const { return {dtype, {spec.batch, spec.tokens, spec.heads, spec.dim}, spec.layout}; }
+  Array gates() const {
+    return {spec.parameters, {spec.batch, spec.tokens, spec.heads + spec.beside, spec.dim}, spec.layout};
+  }
   GatedRmsNorm norm() const {
     return {.batch = spec.batch,
             .tokens = spec.tokens,
@@ -390,7 +396,7 @@ struct NormResults {
   Array y, d_x, d_gate, d_weight;
 
   explicit NormResults(const NormCase& c) : y(c.rows(c.spec.dtype)), d_x(c.rows(c.spec.dtype)) {
-    if (c.spec.gate) d_gate = c.rows(c.spec.parameters);
+    if (c.spec.gate) Draw(1).fill(d_gate = c.gates(), 0, 7);  // what lies beside it stays
     if (c.spec.weight) d_weight = Array(c.spec.parameters, {1, 1, 1, c.spec.dim});
   }
   GatedRmsNormGradients gradients(const NormCase& c) const {

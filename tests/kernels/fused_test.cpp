@@ -132,11 +132,16 @@ double gate_at(int kind, double z, double a_log) {
 
 TEST(Fused, GatesAreTheirFormulasAndTheirGradientsDifferenceQuotients) {
   constexpr int kTokens = 150, kHeads = 3, kKinds = 3, kColumns = kKinds * kHeads;  // more than one stretch of tokens
-  const auto projected = draw(kTokens * kColumns, 21), bias = draw(kColumns, 22), a_log = draw(kHeads, 23);
+  constexpr int kStride = kColumns + 5;
+  const auto projected = draw(kTokens * kStride, 21), bias = draw(kColumns, 22), a_log = draw(kHeads, 23);
   const auto d_value = draw(kKinds * kTokens * kHeads, 24);
-  Floats value(d_value.size()), d_projected(projected.size()), d_bias(kColumns), d_a_log(kColumns);
-  cuda_on_host::Gates call{
-      .tokens = kTokens, .heads = kHeads, .count = kKinds, .dtype = DType::float32, .projected = projected.data()};
+  Floats value(d_value.size()), d_projected(kTokens * kColumns), d_bias(kColumns), d_a_log(kColumns);
+  cuda_on_host::Gates call{.tokens = kTokens,
+                           .heads = kHeads,
+                           .count = kKinds,
+                           .dtype = DType::float32,
+                           .projected = projected.data(),
+                           .stride = kStride};
   for (int kind = 0; kind < kKinds; ++kind) {
     call.kinds[kind] = {.gate = static_cast<cuda_on_host::Gate>(kind),
                         .bias = bias.data() + kind * kHeads,
@@ -152,7 +157,7 @@ TEST(Fused, GatesAreTheirFormulasAndTheirGradientsDifferenceQuotients) {
   for (int at = 0; at < kTokens * kColumns; ++at) {
     const int token = at / kColumns, column = at % kColumns, kind = column / kHeads, head = column % kHeads;
     const int place = (kind * kTokens + token) * kHeads + head;
-    const double z = static_cast<double>(projected[at]) + bias[column], h = 1e-5;
+    const double z = static_cast<double>(projected[token * kStride + column]) + bias[column], h = 1e-5;
     const double slope = (gate_at(kind, z + h, a_log[head]) - gate_at(kind, z - h, a_log[head])) / (2 * h);
     EXPECT_NEAR(value[place], gate_at(kind, z, a_log[head]), 1e-5 * (1 + std::abs(value[place])));
     EXPECT_NEAR(d_projected[at], d_value[place] * slope, 1e-4 * (1 + std::abs(slope)));
@@ -192,8 +197,12 @@ TEST(Fused, ARotationTurnsEveryPairByItsTokensAngleAndBack) {
   }
 }
 
-TEST(Fused, CrossEntropyLeavesItsGradientInThePlaceOfTheLogits) {
-  constexpr int kRows = 4, kClasses = 19, kStride = 24;
+/// Rows that shared memory holds, and rows that it does not.
+class CrossEntropy : public testing::TestWithParam<int> {};
+
+TEST_P(CrossEntropy, LeavesItsGradientInThePlaceOfTheLogits) {
+  constexpr int kRows = 4;
+  const int kClasses = GetParam(), kStride = kClasses + 5;
   const std::int64_t labels[kRows] = {0, 18, -100, 7};
   const auto before = draw(kRows * kStride, 6);
   const float scale = 0.5f;
@@ -224,6 +233,8 @@ TEST(Fused, CrossEntropyLeavesItsGradientInThePlaceOfTheLogits) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, CrossEntropy, testing::Values(19, 20'003));
 
 TEST(Fused, WithoutAScaleTheLogitsStayAndANaNReachesTheLoss) {
   auto logits = draw(16, 7);

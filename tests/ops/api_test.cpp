@@ -204,9 +204,10 @@ TEST(Api, TheBlocksSmallOperationsTakeTheirOptions) {
 TEST(Info, ADeviceWithoutKernelsIsRefusedWithWhatWasBuilt) {
   const auto refusal =
       complaint<c10::NotImplementedError>([] { gka::ops::backend_for("ridge_solve", {.device = "xpu"}); });
-  EXPECT_EQ(
-      refusal,
-      "ridge_solve: q takes a device this build has kernels for, got xpu (no kernels for the device xpu; built: cpu)");
+  EXPECT_TRUE(
+      refusal.starts_with("ridge_solve: q takes a device this build has kernels for, got xpu (no kernels for the "
+                          "device xpu; built: cpu"))
+      << refusal;
 }
 
 TEST(Info, TheCpuTakesACallOnTheCpu) {

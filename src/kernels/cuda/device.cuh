@@ -46,6 +46,21 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+/// The same of 4, 8 or 16 bytes, of zeros where `there` is false.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, bool there) {
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+      "l"(from), "n"(kBytes), "r"(there ? kBytes : 0)
+      : "memory");
+}
+/// Copies since the last call of this are a group; wait_for_groups_but leaves the last kGroups of them under way.
+__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kGroups>
+__device__ __forceinline__ void wait_for_groups_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
 __device__ inline char* shared_memory() {
   extern __shared__ __align__(16) char bytes[];
   return bytes;

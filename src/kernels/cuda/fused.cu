@@ -12,12 +12,6 @@ using Eight = Numbers<kN>;
 __device__ __forceinline__ std::int64_t own_vector() { return block() * kThreads + thread(); }
 std::int64_t grid_for(std::int64_t vectors) { return (vectors + kThreads - 1) / kThreads; }
 
-/// In 32 bits where that will do, which takes a third of the time.
-__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
-  if ((a | b) >> 32 == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
-  return a / b;
-}
-
 // ---- SwiGLU -----------------------------------------------------------------------------------------------------
 
 /// Where this thread's numbers begin in y, and in gate and up; behind the end: y < 0.
@@ -258,41 +252,74 @@ __device__ inline Summary<kType> join_threads(Summary<kType> own) {
   return parts[kWarps];
 }
 
-/// A row per block, which reads it twice; the second time it comes from the cache.
+constexpr int kJoinBytes = (kWarps + 1) * static_cast<int>(sizeof(Summary<DType::float32>)) / 16 * 16 + 16;
+
+/// A row's numbers from `at` on, −∞ behind its classes.
 template <DType kType>
-__global__ void __launch_bounds__(kThreads, 3) cross_entropy_rows(const __grid_constant__ CrossEntropy c) {
-  const std::int64_t row = block(), first = row * c.stride, label = c.labels[row];
-  const int classes = static_cast<int>(c.classes), width = static_cast<int>(c.stride);
-  Summary<kType> own{};
-  for (int at = thread() * kN; at < classes; at += kThreads * kN) {
-    Eight logits = read_vector<kType, kN>(c.logits, first + at);
-    if (at + kN > classes) {  // what lies behind the classes must not count
-      for (int i = classes - at; i < kN; ++i) logits.x[i] = -kInfinity;
-    }
-    Summary<kType> here{logits.x[0], 1, at};
+__device__ __forceinline__ Eight read_classes(const void* row, int at, int classes) {
+  Eight logits = read_vector<kType, kN>(row, at);
+  if (at + kN > classes) {
 #pragma unroll
-    for (int i = 1; i < kN; ++i) {
-      if (logits.x[i] > here.largest) here.largest = logits.x[i], here.place = at + i;
-    }
-    if (finite(here.largest)) {
-      here.sum = 0;
-#pragma unroll
-      for (int i = 0; i < kN; ++i) here.sum += exp_as<kType>(logits.x[i] - here.largest);
-    }
-    own.join(here);
+    for (int i = 0; i < kN; ++i) logits.x[i] = at + i < classes ? logits.x[i] : -kInfinity;
   }
-  const auto all = join_threads(own);
+  return logits;
+}
+
+/// Of the vectors that this thread has of a row.
+template <DType kType>
+__device__ inline Summary<kType> own_summary(const void* row, int classes, bool with_place) {
+  constexpr int kStride = kThreads * kN;
+  Summary<kType> own{-kInfinity, 0, classes};
+#pragma unroll 4
+  for (int at = thread() * kN; at < classes; at += kStride) {
+    const Eight logits = read_classes<kType>(row, at, classes);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) own.largest = logits.x[i] > own.largest ? logits.x[i] : own.largest;
+  }
+  const float top = finite(own.largest) ? own.largest : 0;  // ∞ − ∞ is no number
+#pragma unroll 4
+  for (int at = thread() * kN; at < classes; at += kStride) {
+    const Eight logits = read_classes<kType>(row, at, classes);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) own.sum += exp_as<kType>(logits.x[i] - top);
+  }
+  for (int at = thread() * kN; with_place && own.place == classes && at < classes; at += kStride) {
+    const Eight logits = read_classes<kType>(row, at, classes);
+#pragma unroll
+    for (int i = kN; i-- > 0;) own.place = logits.x[i] == own.largest ? at + i : own.place;
+  }
+  return own;
+}
+
+/// A row per block. Where kHeld, it lies in shared memory from the first look at it to the last; else it is read from
+/// memory three times.
+template <DType kType, bool kHeld>
+__global__ void __launch_bounds__(kThreads, 2) cross_entropy_rows(const __grid_constant__ CrossEntropy c) {
+  constexpr int kBytes = kType == DType::float32 ? 4 : 2;
+  const std::int64_t index = block(), label = c.labels[index];
+  const int classes = static_cast<int>(c.classes), width = static_cast<int>(c.stride);
+  char* const there = static_cast<char*>(c.logits) + index * c.stride * kBytes;
+  char* const row = kHeld ? shared_memory() + kJoinBytes : there;
+  if constexpr (kHeld) {  // each thread what it will read itself
+    for (int at = thread() * kN; at < width; at += kThreads * kN) {
+      for (int byte = 0; byte < kN * kBytes; byte += 16)
+        copy_async(row + at * kBytes + byte, there + at * kBytes + byte);
+    }
+    wait_for_copies();
+  }
+  const auto all = join_threads(own_summary<kType>(row, classes, c.predicted != nullptr));
   const bool counts = label >= 0 && label < c.classes;
   if (thread() == 0) {
-    const float chosen = counts ? read_as<float, kType>(c.logits, first + label) : 0;
-    c.losses[row] = counts ? all.largest + log(all.sum) - chosen : 0;
-    if (c.predicted != nullptr) c.predicted[row] = all.place;
+    const float chosen = counts ? read_as<float, kType>(there, label) : 0;
+    c.losses[index] = counts ? all.largest + log(all.sum) - chosen : 0;
+    if (c.predicted != nullptr) c.predicted[index] = all.place;
   }
   if (c.scale == nullptr) return;
   sync();  // the label's logit has been read
   const float scale = counts ? *c.scale : 0, factor = scale / all.sum;
+#pragma unroll 2
   for (int at = thread() * kN; at < width; at += kThreads * kN) {
-    Eight numbers = read_vector<kType, kN>(c.logits, first + at);
+    Eight numbers = read_vector<kType, kN>(row, at);
 #pragma unroll
     for (int i = 0; i < kN; ++i) numbers.x[i] = exp_as<kType>(numbers.x[i] - all.largest) * factor;
     if (!counts || at + kN > classes || (label >= at && label < at + kN)) {
@@ -301,7 +328,7 @@ __global__ void __launch_bounds__(kThreads, 3) cross_entropy_rows(const __grid_c
         numbers.x[i] = at + i < classes && counts ? numbers.x[i] - (at + i == label ? scale : 0) : 0;
       }
     }
-    write_vector<kType, kN>(c.logits, first + at, numbers);
+    write_vector<kType, kN>(there, at, numbers);
   }
 }
 
@@ -349,7 +376,7 @@ __global__ void __launch_bounds__(kThreads) open_gates(const __grid_constant__ G
   const std::int64_t at = own_vector(), token = quotient(at, columns);
   if (token >= g.tokens) return;
   const int column = static_cast<int>(at - token * columns), kind = column / g.heads, head = column % g.heads;
-  const float z = read_as<float, kType>(g.projected, at) + bias_of(g, kind, head);
+  const float z = read_as<float, kType>(g.projected, token * g.stride + column) + bias_of(g, kind, head);
   g.kinds[kind].value[token * g.heads + head] = value_of(g.kinds[kind].gate, z, factor_of(g, kind, head)).value;
 }
 
@@ -372,12 +399,11 @@ __global__ void __launch_bounds__(kThreads)
       for (std::int64_t start = block() * kStretch; start < g.tokens; start += blocks() * kStretch) {
         const std::int64_t end = least(start + kStretch, g.tokens);
         for (std::int64_t token = start + row; token < end; token += rows) {
-          const std::int64_t at = token * columns + column;
-          const float z = read_as<float, kType>(g.projected, at) + bias;
+          const float z = read_as<float, kType>(g.projected, token * g.stride + column) + bias;
           const GateValue gate = value_of(g.kinds[kind].gate, z, factor);
           const float* d_value = g.kinds[kind].d_value;
           const float slope = d_value != nullptr ? d_value[token * g.heads + head] : 0.0f, d_z = slope * gate.slope;
-          write(View{.data = d_projected, .dtype = kType}, at, d_z);
+          write(View{.data = d_projected, .dtype = kType}, token * columns + column, d_z);
           to_bias += d_z;
           to_a_log += slope * gate.value;
         }
@@ -479,8 +505,14 @@ void rotate(const Rotation& r, void* y, const Device& device) {
 void cross_entropy(const CrossEntropy& c, const Device& device) {
   with_type_of(c.dtype, device, [&](auto type) {
     constexpr DType kType = decltype(type)::type;
-    launch(cross_entropy_rows<kType>, c.rows, (kWarps + 1) * static_cast<int>(sizeof(Summary<kType>)), device.stream,
-           c);
+    const std::int64_t bytes = kJoinBytes + c.stride * (kType == DType::float32 ? 4 : 2);
+    // Two blocks of a multiprocessor, so that one computes while the other's row is on its way.
+    constexpr std::int64_t kReserved = 1024;  // of each block, by CUDA
+    if (2 * (bytes + kReserved) <= shared_memory_per_block(device.index) + kReserved) {
+      launch_blocks_of<kThreads>(cross_entropy_rows<kType, true>, c.rows, static_cast<int>(bytes), device.stream, c);
+    } else {
+      launch(cross_entropy_rows<kType, false>, c.rows, kJoinBytes, device.stream, c);
+    }
   });
 }
 

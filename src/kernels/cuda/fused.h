@@ -62,7 +62,8 @@ struct Gates {
   std::int64_t tokens = 0;
   int heads = 0, count = 0;         // count: of kinds
   DType dtype = DType::float32;     // of the projection
-  const void* projected = nullptr;  // [tokens, count · heads]
+  const void* projected = nullptr;  // [tokens, count · heads], a token every `stride` numbers
+  std::int64_t stride = 0;
   struct Kind {
     Gate gate = Gate::sigmoid;
     const float* bias = nullptr;   // [heads], added to the projection; may be left out
@@ -73,7 +74,8 @@ struct Gates {
   Kind kinds[3] = {};
 };
 void gates(const Gates& g, const Device& device);
-/// d_bias and d_a_log [count · heads]; the latter means nothing but for log_decay.
+/// d_projected [tokens, count · heads]; d_bias and d_a_log [count · heads], of which the latter means nothing but for
+/// log_decay.
 void gates_backward(const Gates& g, void* d_projected, float* d_bias, float* d_a_log, const Device& device);
 
 /// Channel i of the first half of each of tokens × heads rows of 2 · half turns with channel i + half by an angle of

@@ -145,13 +145,13 @@ void with_team(const GatedRmsNorm& n, const Device& device, Body&& body) {
 }  // namespace
 
 void gated_rms_norm(const GatedRmsNorm& norm, const View& y, const Device& device) {
-  if (vectors::takes(norm, {&norm.x, &norm.gate, &y})) return vectors::forward(norm, y, device);
+  if (vectors::takes(norm, {&norm.x, &y}, {&norm.gate})) return vectors::forward(norm, y, device);
   with_team(norm, device, [&]<typename T, typename TeamOf>(T, TeamOf) { forward_as<T, TeamOf>(norm, y, device); });
 }
 
 void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const Device& device) {
   if (given(gradients.d_x) &&
-      vectors::takes(norm, {&norm.x, &norm.gate, &gradients.d_y, &gradients.d_x, &gradients.d_gate})) {
+      vectors::takes(norm, {&norm.x, &gradients.d_y, &gradients.d_x}, {&norm.gate, &gradients.d_gate})) {
     const float* kept = vectors::backward(norm, gradients, device);
     if (given(gradients.d_weight)) {
       sum_blocks(kept, vectors::blocks_of(norm, vectors::kRowsEach), norm.dim, gradients.d_weight, device);

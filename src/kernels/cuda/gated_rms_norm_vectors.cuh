@@ -1,6 +1,6 @@
 // The gated RMS norm of short rows that lie one behind the other: a thread takes eight neighbouring channels in one
 // load, and dim / 8 neighbouring lanes are a row. Where a row lies is then no question, and many rows are under way at
-// once.
+// once. The gate and its gradient may be columns of something wider: their tokens lie evenly apart.
 #pragma once
 
 #include "gka/block_kernels.h"
@@ -10,8 +10,10 @@
 namespace gka::kernels::cuda::vectors {
 
 inline constexpr int kPart = 8;       // channels of a thread
-inline constexpr int kAtOnce = 2;     // rows of a thread, forward
-inline constexpr int kRowsEach = 16;  // rows of a thread, backward
+inline constexpr int kRowsEach = 16;  // rows of a thread, backward; forward half as many
+// Of these forward under way together.
+template <DType kType>
+inline constexpr int kAtOnce = kType == DType::float32 ? 2 : 4;
 
 using Part = Numbers<kPart>;
 
@@ -51,49 +53,82 @@ __device__ __forceinline__ float root_of(const GatedRmsNorm& n, const Part& x, i
   return inverse_as<kType>(sqrt_as<kType>(mean + static_cast<float>(n.eps)));
 }
 
+/// Vectors of a token, and by how many tokens and vectors the next of a thread is further, kThreads on.
+struct Tokens {
+  int vectors, whole, rest;
+};
+/// Where a thread is among arrays whose tokens lie evenly apart: only its first vector takes a division.
+struct Walk {
+  std::int64_t token;
+  int vector;
+
+  __device__ Walk(std::int64_t first, const Tokens& tokens)
+      : token(quotient(first, tokens.vectors)), vector(static_cast<int>(first - token * tokens.vectors)) {}
+  __device__ __forceinline__ void go_on(const Tokens& tokens) {
+    token += tokens.whole;
+    vector += tokens.rest;
+    if (vector < tokens.vectors) return;
+    vector -= tokens.vectors;
+    ++token;
+  }
+  __device__ __forceinline__ std::int64_t place(std::int64_t step) const { return token * step + vector * kPart; }
+};
+
 /// 0 behind the end: such threads take part in sums all the same.
 template <DType kType>
-__device__ __forceinline__ Part read_part(const View& view, std::int64_t vector, std::int64_t count) {
-  if (vector >= count) return {};
-  return read_vector<kType, kPart>(view.data, vector * kPart);
+__device__ __forceinline__ Held<kType, kPart> hold_part(const View& view, std::int64_t at, bool there) {
+  if (!there) return {};
+  return hold_vector<kType, kPart>(view.data, at);
 }
 
 template <DType kType, Gating kGating>
-__global__ void __launch_bounds__(kThreads)
-    norm_rows(const __grid_constant__ GatedRmsNorm n, const View y, std::int64_t count, int lanes) {
+__global__ void __launch_bounds__(kThreads, 2)
+    norm_rows(const __grid_constant__ GatedRmsNorm n, const View y, std::int64_t count, int lanes, const Tokens tokens,
+              std::int64_t gate_step) {
   const Part weight = weight_of(n, lanes);
-  const std::int64_t first = block() * kThreads * kAtOnce + thread();
-  Part x[kAtOnce], gate[kAtOnce];
+  constexpr int kSome = kAtOnce<kType>;
+  std::int64_t at = block() * (kRowsEach / 2) * kThreads + thread();
+  Walk walk(at, tokens);
+  for (int round = 0; round < kRowsEach / 2; round += kSome) {
+    Held<kType, kPart> rows[kSome], gates[kSome];
 #pragma unroll
-  for (int a = 0; a < kAtOnce; ++a) {
-    x[a] = read_part<kType>(n.x, first + a * kThreads, count);
-    if constexpr (kGating != Gating::none) gate[a] = read_part<kType>(n.gate, first + a * kThreads, count);
-  }
-#pragma unroll
-  for (int a = 0; a < kAtOnce; ++a) {
-    const float root = root_of<kType>(n, x[a], lanes);
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-      x[a].x[i] *= root * weight.x[i];
-      if constexpr (kGating != Gating::none) x[a].x[i] *= opened<kType, kGating>(gate[a].x[i]).value;
+    for (int a = 0; a < kSome; ++a) {
+      const bool there = at + a * kThreads < count;
+      rows[a] = hold_part<kType>(n.x, (at + a * kThreads) * kPart, there);
+      if constexpr (kGating != Gating::none) gates[a] = hold_part<kType>(n.gate, walk.place(gate_step), there);
+      walk.go_on(tokens);
     }
-    const std::int64_t at = first + a * kThreads;
-    if (at < count) write_vector<kType, kPart>(y.data, at * kPart, x[a]);
+#pragma unroll
+    for (int a = 0; a < kSome; ++a, at += kThreads) {
+      Part x = let_go<kType, kPart>(rows[a]);
+      const float root = root_of<kType>(n, x, lanes);
+      Part gate{};
+      if constexpr (kGating != Gating::none) gate = let_go<kType, kPart>(gates[a]);
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) x.x[i] *= root * weight.x[i] * opened<kType, kGating>(gate.x[i]).value;
+      if (at < count) write_vector<kType, kPart>(y.data, at * kPart, x);
+    }
   }
 }
 
 /// dx = r e − r³ mean(x ⊙ e) x with e = dy ⊙ w ⊙ act(gate). A block leaves its rows' sum for the weight in `kept`.
 template <DType kType, Gating kGating>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     differentiate_rows(const __grid_constant__ GatedRmsNorm n, const __grid_constant__ GatedRmsNormGradients g,
-                       std::int64_t count, int lanes, float* kept) {
+                       std::int64_t count, int lanes, const Tokens tokens, std::int64_t gate_step,
+                       std::int64_t d_gate_step, float* kept) {
   const Part weight = weight_of(n, lanes);
   Part d_weight{};
-  for (int a = 0; a < kRowsEach; ++a) {
-    const std::int64_t at = (block() * kRowsEach + a) * kThreads + thread();
-    const Part x = read_part<kType>(n.x, at, count), d_y = read_part<kType>(g.d_y, at, count);
+  std::int64_t at = block() * kRowsEach * kThreads + thread();
+  Walk walk(at, tokens);
+  for (int a = 0; a < kRowsEach; ++a, at += kThreads, walk.go_on(tokens)) {
+    const bool there = at < count;
+    const Part x = let_go<kType, kPart>(hold_part<kType>(n.x, at * kPart, there));
+    const Part d_y = let_go<kType, kPart>(hold_part<kType>(g.d_y, at * kPart, there));
     Part gate{};
-    if constexpr (kGating != Gating::none) gate = read_part<kType>(n.gate, at, count);
+    if constexpr (kGating != Gating::none) {
+      gate = let_go<kType, kPart>(hold_part<kType>(n.gate, walk.place(gate_step), there));
+    }
     const float root = root_of<kType>(n, x, lanes);
     Part e, d_gate, d_x;
     float along = 0;
@@ -109,9 +144,11 @@ __global__ void __launch_bounds__(kThreads)
     const float bend = root * root * root * sum_row(along, lanes) / static_cast<float>(n.dim);
 #pragma unroll
     for (int i = 0; i < kPart; ++i) d_x.x[i] = root * e.x[i] - bend * x.x[i];
-    if (at >= count) continue;
+    if (!there) continue;
     write_vector<kType, kPart>(g.d_x.data, at * kPart, d_x);
-    if (kGating != Gating::none && given(g.d_gate)) write_vector<kType, kPart>(g.d_gate.data, at * kPart, d_gate);
+    if (kGating != Gating::none && given(g.d_gate)) {
+      write_vector<kType, kPart>(g.d_gate.data, walk.place(d_gate_step), d_gate);
+    }
   }
   float* parts = reinterpret_cast<float*>(shared_memory());  // [kThreads][kPart]
 #pragma unroll
@@ -125,19 +162,36 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-/// Rows one behind the other.
+/// Numbers from one token to the next.
+inline std::int64_t step_of(const GatedRmsNorm& n, const View& view) {
+  if (n.tokens > 1) return view.token_stride;
+  return n.batch > 1 ? view.batch_stride : n.heads * n.dim;
+}
+/// A token's rows one behind the other, and tokens evenly apart.
+inline bool is_even(const GatedRmsNorm& n, const View& view) {
+  return (n.heads == 1 || view.head_stride == n.dim) && step_of(n, view) >= n.heads * n.dim &&
+         (n.batch == 1 || view.batch_stride == n.tokens * step_of(n, view));
+}
 inline bool is_dense(const GatedRmsNorm& n, const View& view) {
-  return (n.heads == 1 || view.head_stride == n.dim) && (n.tokens == 1 || view.token_stride == n.heads * n.dim) &&
-         (n.batch == 1 || view.batch_stride == n.tokens * n.heads * n.dim);
+  return is_even(n, view) && step_of(n, view) == n.heads * n.dim;
+}
+inline Tokens tokens_of(const GatedRmsNorm& n) {
+  const int vectors = static_cast<int>(n.heads * (n.dim / kPart));
+  return {vectors, kThreads / vectors, kThreads % vectors};
 }
 
-/// Whether a call is one of these; `views` are the arrays as large as x.
-inline bool takes(const GatedRmsNorm& n, std::initializer_list<const View*> views) {
+/// Whether a call is one of these; `views` are the arrays as large as x, and `gates` those like the gate.
+inline bool takes(const GatedRmsNorm& n, std::initializer_list<const View*> views,
+                  std::initializer_list<const View*> gates) {
   const std::int64_t lanes = n.dim / kPart;
   if (n.x.dtype == DType::float64 || (given(n.gate) && n.activation == Activation::none)) return false;
   if (n.dim % kPart != 0 || lanes > kLanes || (lanes & (lanes - 1)) != 0) return false;
+  if (n.heads > (std::int64_t{1} << 24)) return false;  // a token's vectors are counted in 32 bits
   for (const View* view : views) {
     if (given(*view) && (!is_dense(n, *view) || !in_vectors<kPart>(n.x.dtype, {view}))) return false;
+  }
+  for (const View* view : gates) {
+    if (given(*view) && (!is_even(n, *view) || !in_vectors<kPart>(n.x.dtype, {view}))) return false;
   }
   return true;
 }
@@ -166,8 +220,8 @@ void with_gating(const GatedRmsNorm& n, Body&& body) {
 inline void forward(const GatedRmsNorm& n, const View& y, const Device& device) {
   const CurrentDevice current(device.index);
   with_gating(n, [&]<typename Type, typename As>(Type, As) {
-    launch(norm_rows<Type::type, As::kGating>, blocks_of(n, kAtOnce), 0, device.stream, n, y, vectors_of(n),
-           static_cast<int>(n.dim / kPart));
+    launch(norm_rows<Type::type, As::kGating>, blocks_of(n, kRowsEach / 2), 0, device.stream, n, y, vectors_of(n),
+           static_cast<int>(n.dim / kPart), tokens_of(n), step_of(n, n.gate));
   });
 }
 
@@ -178,7 +232,8 @@ inline const float* backward(const GatedRmsNorm& n, const GatedRmsNormGradients&
   float* kept = static_cast<float*>(device.allocate(static_cast<std::size_t>(blocks * n.dim) * sizeof(float) + 1));
   with_gating(n, [&]<typename Type, typename As>(Type, As) {
     launch(differentiate_rows<Type::type, As::kGating>, blocks, kThreads * kPart * static_cast<int>(sizeof(float)),
-           device.stream, n, g, vectors_of(n), static_cast<int>(n.dim / kPart), kept);
+           device.stream, n, g, vectors_of(n), static_cast<int>(n.dim / kPart), tokens_of(n), step_of(n, n.gate),
+           step_of(n, g.d_gate), kept);
   });
   return kept;
 }

@@ -1,7 +1,8 @@
 // The short convolution where it is plain: width 4, SiLU, every row one sequence from its start, no states. Then a lane
 // takes four neighbouring channels in one load, and the last four inputs lie in a ring of registers: token t in place t
 // mod 4, in a loop over four tokens a matter of names. A warp walks a run of tokens of kLanes · 4 channels; the lanes
-// of a head stand side by side.
+// of a head stand side by side. What comes next is on its way into shared memory, each lane's own numbers to a place of
+// its own, so that nobody waits for another: in registers there is no room for as much as hides the memory's delay.
 #pragma once
 
 #include "gka/block_kernels.h"
@@ -14,6 +15,10 @@ inline constexpr int kTaps = 4, kOwn = 4;       // channels of a lane
 inline constexpr int kGroup = kLanes * kOwn;    // channels of a warp
 inline constexpr std::int64_t kRunTokens = 64;  // of a warp
 inline constexpr int kPast = kTaps - 1;         // inputs before a token that it sees
+
+// Backward, where a thread needs many registers, two small blocks of a multiprocessor rather than a large one: while
+// one begins or ends the other has work.
+inline constexpr int kBackBlock = kThreads > 256 ? 256 : kThreads, kBackWarps = kBackBlock / kLanes;
 
 using Quad = Numbers<kOwn>;
 
@@ -66,6 +71,30 @@ struct Line {
   }
 };
 
+/// The next kTokens tokens of a line, as they lie in memory. A group of copies is those of kTaps tokens.
+template <DType kType>
+struct Coming {
+  using Place = Held<kType, kOwn>;
+  static constexpr int kTokens = 128 / static_cast<int>(sizeof(Place)), kGroups = kTokens / kTaps;
+  static constexpr int kBytes = kTokens * kLanes * static_cast<int>(sizeof(Place));  // of a warp
+
+  const Line<kType>& line;
+  Place* places;  // [kTokens][kLanes], from this lane's on
+
+  __device__ Coming(const Line<kType>& of, int index)
+      : line(of), places(reinterpret_cast<Place*>(shared_memory() + index * kBytes) + lane()) {}
+
+  __device__ __forceinline__ Place* place(int token) const { return places + token % kTokens * kLanes; }
+  __device__ __forceinline__ void ask(int token) const {
+    constexpr int kNumber = kType == DType::float32 ? 4 : 2;
+    const bool there = token < line.end;
+    const char* from = static_cast<const char*>(line.data);
+    copy_async_or_zero<sizeof(Place)>(place(token), there ? from + (line.first + token * line.stride) * kNumber : from,
+                                      there);
+  }
+  __device__ __forceinline__ Quad take(int token) const { return let_go<kType, kOwn>(*place(token)); }
+};
+
 struct Taps {
   float w[kOwn][kTaps];
 
@@ -83,15 +112,21 @@ struct Taps {
 /// Whether a token's channels are brought to unit length, and over how many lanes.
 enum class Heads { none, of_a_warp, of_some_lanes };
 
-/// The sum over the lanes of a head, the same in each.
+struct Sums {
+  float first, second;
+};
+/// Two sums over the lanes of a head, the same in each. Half of the lanes add up the one and half the other, and tell
+/// each other in the end: that is six exchanges, not ten.
 template <Heads kHeads>
-__device__ __forceinline__ float sum_head(float value, int head_lanes) {
-  if constexpr (kHeads == Heads::of_a_warp) {
-    return sum_lanes(value);
-  } else {
-    for (int apart = head_lanes / 2; apart > 0; apart /= 2) value += from_lane(value, apart);
-    return value;
-  }
+__device__ __forceinline__ Sums sum_head(const Sums& of, int head_lanes) {
+  const int half = (kHeads == Heads::of_a_warp ? kLanes : head_lanes) / 2;
+  if (half == 0) return of;
+  const bool upper = (lane() & half) != 0;
+  float own = (upper ? of.second : of.first) + from_lane(upper ? of.first : of.second, half);
+#pragma unroll
+  for (int apart = half / 2; apart > 0; apart /= 2) own += from_lane(own, apart);
+  const float other = from_lane(own, half);
+  return upper ? Sums{other, own} : Sums{own, other};
 }
 
 /// z = Σ_j w_j x_{t − 3 + j} of the token in place `at` of the ring.
@@ -133,33 +168,47 @@ __global__ void __launch_bounds__(kThreads, 2)
   const Task task = task_of(k, cut, at / cut.groups, at % cut.groups);
   const Taps taps(k, task);
   const Line<kType> from(k, k.x, task), to(k, y, task);
+  const Coming<kType> coming(from, warp());
   const int count = static_cast<int>(task.end - task.begin);
+  for (int t = 0; t < coming.kTokens; ++t) {
+    coming.ask(t);
+    if (t % kTaps == kPast) end_group();
+  }
   Quad ring[kTaps];
 #pragma unroll
   for (int j = 1; j < kTaps; ++j) ring[j] = from.read(j - kTaps);
-  Held<kType, kOwn> ahead[kTaps];
-#pragma unroll
-  for (int a = 0; a < kTaps; ++a) ahead[a] = from.hold(a);
   for (int t = 0; t < count; t += kTaps) {
+    wait_for_groups_but<Coming<kType>::kGroups - 1>();
 #pragma unroll
-    for (int a = 0; a < kTaps; ++a) {
-      ring[a] = let_go<kType, kOwn>(ahead[a]);
-      ahead[a] = from.hold(t + kTaps + a);
-      Quad s = convolve(taps, ring, a);
-      float squares = 0;
+    for (int pair = 0; pair < kTaps; pair += 2) {
+      Quad s[2];
+      float squares[2] = {};
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        s.x[i] = silu_as<kType>(s.x[i]).value;
-        squares += s.x[i] * s.x[i];
+      for (int p = 0; p < 2; ++p) {
+        const int a = pair + p;
+        ring[a] = coming.take(t + a);
+        coming.ask(t + a + coming.kTokens);
+        s[p] = convolve(taps, ring, a);
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+          s[p].x[i] = silu_as<kType>(s[p].x[i]).value;
+          squares[p] += s[p].x[i] * s[p].x[i];
+        }
       }
       if constexpr (kHeads != Heads::none) {
-        const float by = scale_of<kType>(k, sum_head<kHeads>(squares, cut.head_lanes)).by;
+        const Sums sums = sum_head<kHeads>({squares[0], squares[1]}, cut.head_lanes);
+        const float by[] = {scale_of<kType>(k, sums.first).by, scale_of<kType>(k, sums.second).by};
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) s.x[i] *= by;
+        for (int i = 0; i < 2 * kOwn; ++i) s[i / kOwn].x[i % kOwn] *= by[i / kOwn];
       }
-      if (task.mine && t + a < count) to.write(t + a, s);
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        if (task.mine && t + pair + p < count) to.write(t + pair + p, s[p]);
+      }
     }
+    end_group();
   }
+  wait_for_copies();
 }
 
 /// dz of the token in place `at` of the ring, from its dy.
@@ -181,45 +230,46 @@ __device__ __forceinline__ Quad differentiate(const ShortConv& k, const Cut& cut
       squares += s[i].value * s[i].value;
       along += s[i].value * d_y.x[i];
     }
-    const Scale scale = scale_of<kType>(k, sum_head<kHeads>(squares, cut.head_lanes));
-    along = sum_head<kHeads>(along, cut.head_lanes);
-    const float bend = scale.bend != 0 ? scale.bend * along : 0.0f;
+    const Sums sums = sum_head<kHeads>({squares, along}, cut.head_lanes);
+    const Scale scale = scale_of<kType>(k, sums.first);
+    const float bend = scale.bend != 0 ? scale.bend * sums.second : 0.0f;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) d_z.x[i] = (scale.by * d_y.x[i] - bend * s[i].value) * s[i].slope;
   }
   return d_z;
 }
 
-/// A block has kWarps runs of one group and leaves the sum of their taps' gradients, [kTaps][kGroup], in `kept`.
+/// A block has kBackWarps runs of one group and leaves the sum of their taps' gradients, [kTaps][kGroup], in `kept`.
 template <DType kType, Heads kHeads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kBackBlock, 2)
     differentiate_runs(const __grid_constant__ ShortConv k, const __grid_constant__ ShortConvGradients g, const Cut cut,
                        float* kept) {
-  const std::int64_t run = block() / cut.groups * kWarps + warp();
+  const std::int64_t run = block() / cut.groups * kBackWarps + warp();
   Task task = task_of(k, cut, least(run, cut.runs - 1), block() % cut.groups);
   if (run >= cut.runs) task.end = task.begin;
   const Taps taps(k, task);
   const Line<kType> from(k, k.x, task), above(k, g.d_y, task), to(k, g.d_x, task);
   const int count = static_cast<int>(task.end - task.begin);
+  const Coming<kType> coming(from, 2 * warp()), d_coming(above, 2 * warp() + 1);
+  for (int t = 0; t < coming.kTokens; ++t) {
+    coming.ask(t);
+    d_coming.ask(t);
+    if (t % kTaps == kPast) end_group();
+  }
   float d_taps[kOwn][kTaps] = {};
   Quad ring[kTaps], slopes[kTaps] = {};  // x, and dz, of the same tokens
 #pragma unroll
   for (int j = 1; j < kTaps; ++j) ring[j] = from.read(j - kTaps);
-  Held<kType, kOwn> ahead[kTaps], d_ahead[kTaps];
-#pragma unroll
-  for (int a = 0; a < kTaps; ++a) {
-    ahead[a] = from.hold(a);
-    d_ahead[a] = above.hold(a);
-  }
   // An input is complete kPast tokens later, so a run goes that far beyond its end.
   const int last = count > 0 ? count + kPast : 0;
   for (int t = 0; t < last; t += kTaps) {
+    wait_for_groups_but<Coming<kType>::kGroups - 1>();
 #pragma unroll
     for (int a = 0; a < kTaps; ++a) {
-      ring[a] = let_go<kType, kOwn>(ahead[a]);
-      const Quad d_y = let_go<kType, kOwn>(d_ahead[a]);
-      ahead[a] = from.hold(t + kTaps + a);
-      d_ahead[a] = above.hold(t + kTaps + a);
+      ring[a] = coming.take(t + a);
+      const Quad d_y = d_coming.take(t + a);
+      coming.ask(t + a + coming.kTokens);
+      d_coming.ask(t + a + coming.kTokens);
       slopes[a] = differentiate<kType, kHeads>(k, cut, taps, ring, a, d_y);
       Quad d_x;
 #pragma unroll
@@ -235,19 +285,22 @@ __global__ void __launch_bounds__(kThreads)
       const int done = t + a - kPast;
       if (task.mine && done >= 0 && done < count) to.write(done, d_x);
     }
+    end_group();
   }
-  float* parts = reinterpret_cast<float*>(shared_memory());  // [kWarps][kTaps][kGroup]
+  wait_for_copies();
+  sync();                                                    // what was coming has been taken
+  float* parts = reinterpret_cast<float*>(shared_memory());  // [kBackWarps][kTaps][kGroup]
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
     for (int j = 0; j < kTaps; ++j) parts[(warp() * kTaps + j) * kGroup + lane() * kOwn + i] = d_taps[i][j];
   }
   sync();
-  each(kTaps * kGroup, [&](int n) {
+  for (int n = thread(); n < kTaps * kGroup; n += kBackBlock) {
     float total = 0;
-    for (int w = 0; w < kWarps; ++w) total += parts[w * kTaps * kGroup + n];
+    for (int w = 0; w < kBackWarps; ++w) total += parts[w * kTaps * kGroup + n];
     kept[block() * kTaps * kGroup + n] = total;
-  });
+  }
 }
 
 /// d_weight from the blocks' sums: kWarps warps share a tap's blocks, a lane per channel.
@@ -299,19 +352,22 @@ inline void forward(const ShortConv& k, const View& y, const Device& device) {
   const CurrentDevice current(device.index);
   const Cut cut = cut_of(k);
   with_heads(k, cut, [&]<typename Type, typename As>(Type, As) {
-    launch(convolve_runs<Type::type, As::kHeads>, (cut.runs * cut.groups + kWarps - 1) / kWarps, 0, device.stream, k, y,
-           cut);
+    launch_blocks_of<kThreads>(convolve_runs<Type::type, As::kHeads>, (cut.runs * cut.groups + kWarps - 1) / kWarps,
+                               kWarps * Coming<Type::type>::kBytes, device.stream, k, y, cut);
   });
 }
 
 inline void backward(const ShortConv& k, const ShortConvGradients& g, const Device& device) {
   const CurrentDevice current(device.index);
   const Cut cut = cut_of(k);
-  const std::int64_t blocks_per_group = (cut.runs + kWarps - 1) / kWarps, blocks = blocks_per_group * cut.groups;
+  const std::int64_t blocks_per_group = (cut.runs + kBackWarps - 1) / kBackWarps,
+                     blocks = blocks_per_group * cut.groups;
   constexpr int kKept = kTaps * kGroup * static_cast<int>(sizeof(float));
   float* kept = static_cast<float*>(device.allocate(static_cast<std::size_t>(blocks * kKept)));
   with_heads(k, cut, [&]<typename Type, typename As>(Type, As) {
-    launch(differentiate_runs<Type::type, As::kHeads>, blocks, kWarps * kKept, device.stream, k, g, cut, kept);
+    constexpr int kShared = kBackWarps * most(2 * Coming<Type::type>::kBytes, kKept);
+    launch_blocks_of<kBackBlock>(differentiate_runs<Type::type, As::kHeads>, blocks, kShared, device.stream, k, g, cut,
+                                 kept);
   });
   if (!given(g.d_weight)) return;
   launch(sum_taps, (k.channels * kTaps + kLanes - 1) / kLanes, kThreads * 8, device.stream, k, g.d_weight, cut,

@@ -10,6 +10,12 @@
 
 namespace gka::kernels::cuda {
 
+/// In 32 bits where that will do, which takes a third of the time.
+__device__ inline std::int64_t quotient(std::int64_t a, std::int64_t b) {
+  if ((a | b) >> 32 == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  return a / b;
+}
+
 template <int kN>
 struct Numbers {
   float x[kN];

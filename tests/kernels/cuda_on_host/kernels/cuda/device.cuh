@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "kernels/host_numbers.h"
 
@@ -46,6 +47,15 @@ template <typename T>
 T from_lane(T value, int) {
   return value;
 }
+inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
+inline void wait_for_copies() {}
+template <int kBytes>
+void copy_async_or_zero(void* to, const void* from, bool there) {
+  there ? std::memcpy(to, from, kBytes) : std::memset(to, 0, kBytes);
+}
+inline void end_group() {}
+template <int>
+void wait_for_groups_but() {}
 inline char* shared_memory() { return machine.shared; }
 inline void raise(int* flag) { *flag = 1; }
 
@@ -73,6 +83,11 @@ void launch(void (*kernel)(Parameters...), std::int64_t grid, int, void*, Argume
     std::memset(machine.shared, 0xff, Machine::kSharedBytes);  // NaN, as far as anybody reads before writing
     kernel(arguments...);
   }
+}
+template <int kBlock, typename... Parameters, typename... Arguments>
+void launch_blocks_of(void (*kernel)(Parameters...), std::int64_t grid, int bytes, void* stream,
+                      Arguments&&... arguments) {
+  launch(kernel, grid, bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace gka::kernels::cuda
