@@ -41,7 +41,8 @@ struct BackwardWorkspace {
   LaneSolver<T> solver;
   Recall<T> recall;
   T *starts_h, *starts_u;               // states at the start of each of the segment's chunks
-  T *first_h, *first_u;                 // that of the first one: where it was saved, if its rows are whole vectors
+  const T* saved_h;                     // that of the first one, where it was saved
+  T* first_u;                           // the same, if its rows are whole vectors
   T *g_h, *g_u;                         // what reaches the state at the end of a chunk
   T *d_o, *x, *y_room, *w, *right, *z;  // lanes
   T* y;                                 // wherever the solver left it
@@ -61,7 +62,10 @@ struct BackwardWorkspace {
   int aside[kMaxChunk];  // tokens whose own gradient is not a number
   int lost[kMaxChunk];
   int flag;
-  T dots[kMaxChunk], more_dots[kMaxChunk], factor[kMaxChunk], value_factor[kMaxChunk];
+  alignas(16) T dots[kMaxChunk];
+  alignas(16) T more_dots[kMaxChunk];
+  alignas(16) T factor[kMaxChunk];
+  alignas(16) T value_factor[kMaxChunk];
 
   __host__ __device__ void allocate(Arena& arena, const Sizes& s, const Options& options) {
     size = s;
@@ -69,7 +73,8 @@ struct BackwardWorkspace {
     op.allocate_hot(arena, s);
     chunk.allocate_hot(arena, s);
     op.allocate(arena, s);
-    scores = arena.take<T>(kMaxChunk * kStride);
+    op.keep_products(arena, s);
+    scores = op.scores;
     solver.allocate(arena, s);
     chunk.allocate(arena);
     for (T** lanes : {&x, &y_room, &w, &right, &z, &gk, &rv, &lanes_too}) {
@@ -78,15 +83,15 @@ struct BackwardWorkspace {
     d_o = arena.take<T>(most(s.lanes_of_keys(), s.lanes_of_values()));
     dv = arena.take<T>(s.lanes_of_values());
     rows = arena.take<T>(s.rows_of_tokens());
-    recall.allocate(arena);
+    recall.allocate(arena, op.scores);
     g_h = arena.take<T>(s.h_size());
     g_u = arena.take<T>(s.u_size());
-    starts_h = arena.take<T>(static_cast<std::int64_t>(chunks_of(s)) * s.h_size());
+    starts_h = arena.take<T>(static_cast<std::int64_t>(chunks_of(s) - 1) * s.h_size());
     starts_u = arena.take<T>(static_cast<std::int64_t>(chunks_of(s)) * s.u_size());
     d_diagonal = arena.take<double>(s.dim);
   }
 
-  __device__ T* start_h(int i) const { return i == 0 ? first_h : starts_h + i * size.h_size(); }
+  __device__ T* start_h(int i) const { return starts_h + (i - 1) * size.h_size(); }  // not of the first chunk
   __device__ T* start_u(int i) const { return i == 0 ? first_u : starts_u + i * size.u_size(); }
 };
 
@@ -97,11 +102,14 @@ using Work = BackwardWorkspace<T>;
 template <typename T>
 __device__ __noinline__ void add_outer(const Chunk<T>& t, const T* a, int m, const T* b, int n, const double* weight,
                                        T* rows, T* target, int ld) {
-  const int stride = padded(n);
-  move(
-      t.len * stride, [&](int at) { return at % stride < n ? b[at % stride * kStride + at / stride] : T{0}; },
-      [&](int at, T value) { rows[at] = value * static_cast<T>(weight[at / stride]); });
-  gemm<T>(m, stride, t.len, {a, kStride, 1}, rows, stride, target, ld, 1);
+  const int stride = padded(n) + kApart;
+  each_run(t.len, n, [&](int c, int i, int count) {
+    T values[kRun];
+    get_run(b + i * kStride + c, count, values);
+    for (T& value : values) value *= static_cast<T>(weight[c]);
+    store_run(values, rows + c * stride + i);
+  });
+  gemm<T>(m, padded(n), t.len, {a, kStride, 1}, rows, stride, target, ld, 1);
 }
 
 /// out_i += Σ_{c ≥ i} M_ic weight_c b_c (a_c · key_i): lanes of the token that is written to. No weights: 1.
@@ -170,39 +178,41 @@ __device__ __noinline__ void add_norm_term(Work<T>& w) {
   const double h_scale = w.op.h_scale;
   const T down = static_cast<T>(1 / h_scale);
   const auto reach = [&](int j) { return own[j] == 0 ? 0 : own[j] * (decay.zeta[j] / f[j]); };
-  each(len, [&](int i) {
-    w.factor[i] = static_cast<T>(own[i] == 0 ? 0 : own[i] * (decay.zeta[i] * h_scale / f[i]) / f[i]);
-    w.value_factor[i] = static_cast<T>(own[i] == 0 ? 0 : reach(i) * (t.beta[i] / f[i]));
+  each(t.lanes, [&](int i) {
+    const bool counts = i < len && own[i] != 0;
+    w.factor[i] = static_cast<T>(counts ? own[i] * (decay.zeta[i] * h_scale / f[i]) / f[i] : 0);
+    w.value_factor[i] = static_cast<T>(counts ? reach(i) * (t.beta[i] / f[i]) : 0);
   });
-  each_lane(dim, len, [&](int, int i, int at) {
-    if (own[i] == 0 || decay.zeta[i] == 0) return;  // not even a NaN of H_0 gets here
-    w.gk[at] += w.factor[i] * (w.op.hk[at] * down);
+  each_vector(dim, t.lanes, [&](int, int i, int at) {  // where ζ = 0 not even a NaN of H_0 gets through
+    store(w.gk + at, load(w.gk + at) + masked(load(w.op.hk + at) * broadcast(down), load(w.factor + i)));
   });
-  each_lane(len, t.lanes, [&](int j, int i, int at) {
-    const int later = most(i, j), earlier = least(i, j);
-    double q = 0;
-    if (i < len && own[later] != 0) {
-      const double m = decay.m(earlier, later), beta = t.beta[j];
-      q = own[later] * (j == later ? (beta / f[later]) * (m / f[later]) : (m * beta / f[later]) / f[later]);
-    }
-    w.scores[at] = static_cast<T>(q) * w.op.gram[at];
-  });
+  move(
+      len * kMaxChunk,
+      [&](int at) {
+        const int j = at / kMaxChunk, i = at % kMaxChunk, later = most(i, j), earlier = least(i, j);
+        if (i >= len || own[later] == 0) return T{0};
+        const double m = decay.m(earlier, later), beta = t.beta[j];
+        const double q =
+            own[later] * (j == later ? (beta / f[later]) * (m / f[later]) : (m * beta / f[later]) / f[later]);
+        return static_cast<T>(q) * w.op.gram[j * kStride + i];
+      },
+      [&](int at, T value) { w.scores[at / kMaxChunk * kStride + at % kMaxChunk] = value; });
   gemm<T>(dim, t.lanes, len, {t.k, 1, ldk}, w.scores, kStride, w.gk, kStride, 1);
 
   const T by = static_cast<T>(own[0] == 0 ? 0 : reach(0) * (decay.zeta[0] * h_scale / f[0]));
-  if (by != 0) each(w.size.h_size(), [&](int i) { w.g_h[i] += by * (w.op.h[i] * down); });
-  move(
-      len * ldk, [&](int at) { return t.k[at]; },
-      [&](int at, T value) { w.rows[at] = w.value_factor[at / ldk] * value; });
-  gemm<T>(dim, w.size.ldh(), len, {t.k, 1, ldk}, w.rows, ldk, w.g_h, w.size.ldh(), 1);
+  if (by != 0) {
+    move(
+        w.size.h_size(), [&](int i) { return w.g_h[i] + by * (w.op.h[i] * down); },
+        [&](int i, T value) { w.g_h[i] = value; });
+  }
+  move_rows(len, padded(dim), t.k, ldk, w.rows, ldk, [&](int j, T value) { return w.value_factor[j] * value; });
+  gemm<T>(dim, padded(dim), len, {t.k, 1, ldk}, w.rows, ldk, w.g_h, w.size.ldh(), 1);
 }
 
+/// How much of what reaches the end of the chunk gets to each token.
 template <typename T>
-__device__ void scale_by_end(const Chunk<T>& t, const Decay& decay, T* values, int rows) {
-  each_lane(rows, t.len, [&](int, int c, int at) {
-    const T factor = static_cast<T>(decay.m(c, t.len - 1));
-    values[at] = factor == 0 ? T{0} : values[at] * factor;
-  });
+__device__ void set_reach(const Chunk<T>& t, const Decay& decay, T* factor) {
+  each(t.lanes, [&](int c) { factor[c] = c < t.len ? static_cast<T>(decay.m(c, t.len - 1)) : T{0}; });
 }
 
 /// Ḡk, R̄v and R̄ᵀk for the gradient G, R that arrives at one place, before it is scaled to each token.
@@ -214,6 +224,12 @@ __device__ void products_with_arriving(Work<T>& w) {
   if (!s.remembers) return;
   gemm<T>(s.dim, t.lanes, s.values, {w.g_u, s.ldu(), 1}, t.vt, kStride, w.rv, kStride);
   gemm<T>(s.values, t.lanes, s.dim, {w.g_u, 1, s.ldu()}, t.kt, kStride, w.dv, kStride);
+}
+
+template <typename T>
+__device__ __noinline__ void fade_all(T* values, int n, double zeta) {
+  if (zeta == 1) return;
+  move(n, [&](int i) { return fade(values[i], zeta); }, [&](int i, T value) { values[i] = value; });
 }
 
 /// What reaches the end of the chunk, taken to each of its tokens, and to its start.
@@ -230,13 +246,15 @@ __device__ __noinline__ void carry_into_chunk(Work<T>& w, bool nothing_yet) {
   products_with_arriving(w);
   const double key_zeta = t.key_decay().zeta[t.len - 1], value_zeta = t.values_decay().zeta[t.len - 1];
   if (s.solves) {
-    scale_by_end<T>(t, t.key_decay(), w.gk, s.dim);
-    if (key_zeta != 1) each(s.h_size(), [&](int i) { w.g_h[i] = fade(w.g_h[i], key_zeta); });
+    set_reach<T>(t, t.key_decay(), w.factor);
+    scale_lanes(w.gk, s.dim, t.lanes, w.factor);
+    fade_all(w.g_h, s.h_size(), key_zeta);
   }
   if (!s.remembers) return;
-  scale_by_end<T>(t, t.values_decay(), w.rv, s.dim);
-  scale_by_end<T>(t, t.values_decay(), w.dv, s.values);
-  if (value_zeta != 1) each(s.u_size(), [&](int i) { w.g_u[i] = fade(w.g_u[i], value_zeta); });
+  set_reach<T>(t, t.values_decay(), w.value_factor);
+  scale_lanes(w.rv, s.dim, t.lanes, w.value_factor);
+  scale_lanes(w.dv, s.values, t.lanes, w.value_factor);
+  fade_all(w.g_u, s.u_size(), value_zeta);
 }
 
 /// o's gradient through U: w.w = σ_c s U_c do_c, ⟨dU_c, U_c⟩, and dU_c = s z_c do_cᵀ into R̄.
@@ -250,13 +268,18 @@ __device__ __noinline__ void values_part(const Problem& p, Work<T>& w, const T* 
   w.recall.transpose(t, u, w.d_o, w.w);
   lane_dot<T>(w.z, w.w, s.dim, t.lanes, w.dots);
   each(t.len, [&](int c) { w.inner_u[c] = w.dots[c]; });
-  each_lane(s.dim, t.lanes, [&](int, int c, int at) {  // z = σ z̃ from here on
-    const T factor = c < t.len ? static_cast<T>(w.recall.sigma[c]) : T{0};
-    w.z[at] = factor == 0 ? T{0} : w.z[at] * factor;
-  });
+  each(t.lanes, [&](int c) { w.factor[c] = c < t.len ? static_cast<T>(w.recall.sigma[c]) : T{0}; });
+  scale_lanes(w.z, s.dim, t.lanes, w.factor);  // z = σ z̃ from here on
   add_later<T>(t, decay, w.d_o, t.vt, s.values, nullptr, w.z, s.dim, w.scores, w.rv);
   add_later<T>(t, decay, w.z, t.kt, s.dim, nullptr, w.d_o, s.values, w.scores, w.dv);
   add_outer<T>(t, w.z, s.dim, w.d_o, s.values, decay.zeta, w.rows, w.g_u, s.ldu());
+}
+
+template <typename T>
+__device__ __forceinline__ void mark_not_finite(const Vec<T>& values, int* marks, int tokens) {
+  for (int v = 0; v < kVector; ++v) {
+    if (v < tokens && !finite(values.x[v])) marks[v] = 1;
+  }
 }
 
 /// Tokens with a memory, a query, a solution or a gradient that is not finite take no part in products: q, x̃, do and α
@@ -275,20 +298,14 @@ __device__ __noinline__ bool set_lost_aside(const Problem& p, Work<T>& w, const 
     const int solve_lost = s.solves && w.op.lost[c], no_mix = !finite(t.alpha[c]);
     w.aside[c] = (s.remembers ? w.aside[c] : 0) | solve_lost | no_mix;
   });
-  each_lane(s.dim, t.len, [&](int, int c, int at) {
-    if (!finite(t.q[at]) || (s.solves && !finite(w.x[at]))) w.aside[c] = 1;
+  each_vector(s.dim, t.len, [&](int, int c, int at) {
+    mark_not_finite(load(t.q + at), w.aside + c, t.len - c);
+    if (s.solves) mark_not_finite(load(w.x + at), w.aside + c, t.len - c);
   });
-  each_lane(channels, t.len, [&](int, int c, int at) {
-    if (!finite(w.d_o[at])) w.aside[c] = 1;
-  });
-  each_lane(s.dim, t.len, [&](int, int c, int at) {
-    if (!w.aside[c]) return;
-    t.q[at] = T{0};
-    if (s.solves) w.x[at] = T{0};
-  });
-  each_lane(channels, t.len, [&](int, int c, int at) {
-    if (w.aside[c]) w.d_o[at] = T{0};
-  });
+  each_vector(channels, t.len, [&](int, int c, int at) { mark_not_finite(load(w.d_o + at), w.aside + c, t.len - c); });
+  clear_lost(t.q, s.dim, t.len, w.aside);
+  if (s.solves) clear_lost(w.x, s.dim, t.len, w.aside);
+  clear_lost(w.d_o, channels, t.len, w.aside);
   alone([&] {
     const bool both_forget = p.options.decay_keys || !s.solves;
     w.flag = 0;
@@ -329,9 +346,13 @@ __device__ void solve_part(const Options& options, Work<T>& w) {
   const Sizes& s = w.size;
   const bool adaptive = options.ridge_mode == RidgeMode::adaptive, unrolled = unrolls(options);
   each(t.len, [&](int c) { w.inner_h[c] = w.d_ridge[c] = 0; });
-  each_lane(s.dim, t.lanes, [&](int, int c, int at) {  // the right-hand side, σ dx
-    const T factor = c >= t.len ? T{0} : s.remembers ? w.recall.solved[c] : static_cast<T>(w.op.sigma[c]);
-    w.right[at] = factor == 0 || w.aside[c] ? T{0} : factor * (s.remembers ? w.w : w.d_o)[at];
+  each(t.lanes, [&](int c) {
+    const bool counts = c < t.len && !w.aside[c];
+    w.factor[c] = !counts ? T{0} : s.remembers ? w.recall.solved[c] : static_cast<T>(w.op.sigma[c]);
+  });
+  const T* dx = s.remembers ? w.w : w.d_o;
+  each_vector(s.dim, t.lanes, [&](int, int c, int at) {  // the right-hand side, σ dx
+    store(w.right + at, masked(load(dx + at), load(w.factor + c)));
   });
   if (unrolled) {
     const T* x = w.solver.solve(w.op, t.q, w.lanes_too);
@@ -370,24 +391,23 @@ __device__ __noinline__ void write_query_gradients(const Gradients& out, Work<T>
   Chunk<T>& t = w.chunk;
   const Sizes& s = w.size;
   if (out.d_alpha.data != nullptr && s.solves && s.remembers) {
-    each(t.len, [&](int c) {
-      const double tau = 1 / w.recall.sigma[c];
-      const bool live = w.op.live(c);
-      double sum = 0;
-#pragma unroll 8
-      for (int i = 0; i < s.dim; ++i) {
-        const int at = i * kStride + c;
-        sum += ((live ? static_cast<double>(w.x[at]) : 0) - t.q[at] * tau) * w.w[at];
-      }
-      write(out.d_alpha, offset(out.d_alpha, b, t0 + c, head), w.aside[c] ? not_a_number() : sum);
-    });
+    sum_channels(
+        s.dim, t.len,
+        [&](int i, int c) {
+          const int at = i * kStride + c;
+          return ((w.op.live(c) ? static_cast<double>(w.x[at]) : 0) - t.q[at] / w.recall.sigma[c]) * w.w[at];
+        },
+        [&](int c, double sum) {
+          write(out.d_alpha, offset(out.d_alpha, b, t0 + c, head), w.aside[c] ? not_a_number() : sum);
+        });
   }
   if (out.d_q.data == nullptr) return;
-  each_lane(s.dim, t.len, [&](int, int c, int at) {
-    const T solved = s.solves ? w.y[at] : T{0};
-    const T direct = s.remembers && w.recall.direct[c] != 0 ? w.recall.direct[c] * w.w[at] : T{0};
-    w.lanes_too[at] = w.aside[c] ? static_cast<T>(not_a_number()) : solved + direct;
+  each_vector(s.dim, t.len, [&](int, int c, int at) {
+    const Vec<T> solved = s.solves ? load(w.y + at) : Vec<T>{};
+    const Vec<T> direct = s.remembers ? masked(load(w.w + at), load(w.recall.direct + c)) : Vec<T>{};
+    store(w.lanes_too + at, solved + direct);
   });
+  mark_lost<T>(w.lanes_too, s.dim, t.len, w.aside);
   t.store_lanes(out.d_q, b, t0, head, s.dim, w.lanes_too);
 }
 
@@ -395,10 +415,17 @@ __device__ __noinline__ void write_query_gradients(const Gradients& out, Work<T>
 template <typename T>
 __device__ __noinline__ void store_sum(Chunk<T>& t, const View& sum, std::int64_t b, std::int64_t t0, std::int64_t head,
                                        int n, const T* values, bool add) {
-  const auto place = [&](int at) { return static_cast<T*>(sum.data) + offset(sum, b, t0 + at / n, head) + at % n; };
-  move(
-      t.len * n, [&](int at) { return (add ? *place(at) : T{0}) + values[at % n * kStride + at / n]; },
-      [&](int at, T value) { *place(at) = value; });
+  constexpr DType kType = sizeof(T) == 8 ? DType::float64 : DType::float32;
+  const std::int64_t first = offset(sum, b, t0, head);
+  const bool aligned = runs_aligned<kType>(sum.data, first, sum.token_stride);
+  each_run(t.len, n, [&](int c, int i, int count) {
+    const std::int64_t place = first + c * sum.token_stride + i;
+    T own[kRun], before[kRun] = {};
+    if (add) read_run<T, kType>(sum.data, place, count, aligned, before);
+    get_run(values + i * kStride + c, count, own);
+    for (int r = 0; r < kRun; ++r) own[r] += before[r];
+    write_run<kType>(sum.data, place, count, aligned, own);
+  });
 }
 
 /// dβ, dk and dv from gk, rv and dv; added to what the sums hold, if told. Also k·Ḡk and k·R̄v, for dg.
@@ -415,16 +442,14 @@ __device__ __noinline__ void write_sums(const Problem& p, Work<T>& w, const Sums
     double& d_beta = sums.beta[(b * p.tokens + t0 + c) * p.heads + head];
     d_beta = (add ? d_beta : 0) + w.key_inner[c] + w.value_inner[c];
   });
-  each_lane(s.dim, t.len, [&](int, int c, int at) {
-    const T gk = s.solves ? 2 * w.gk[at] : T{0}, rv = s.remembers ? w.rv[at] : T{0};
-    w.gk[at] = static_cast<T>(t.beta[c]) * (gk + rv);
+  each(t.lanes, [&](int c) { w.factor[c] = c < t.len ? static_cast<T>(t.beta[c]) : T{0}; });
+  each_vector(s.dim, t.len, [&](int, int c, int at) {
+    const Vec<T> half = s.solves ? load(w.gk + at) : Vec<T>{}, rv = s.remembers ? load(w.rv + at) : Vec<T>{};
+    store(w.gk + at, load(w.factor + c) * (half + half + rv));
   });
   store_sum<T>(t, contiguous_view<T>(p, sums.k, p.key_dim), b, t0, head, s.dim, w.gk, add);
   if (!s.remembers) return;
-  each_lane(s.values, t.len, [&](int, int c, int at) {
-    const T beta = static_cast<T>(t.beta[c]);
-    w.dv[at] = beta == 0 ? T{0} : w.dv[at] * beta;
-  });
+  scale_lanes(w.dv, s.values, t.lanes, w.factor);
   store_sum<T>(t, contiguous_view<T>(p, sums.v, p.value_dim), b, t0, head, s.values, w.dv, add);
 }
 
@@ -446,6 +471,13 @@ __device__ void write_decay_sums(const Problem& p, Work<T>& w, const Sums<T>& su
   });
 }
 
+/// H at the start of chunk i.
+template <typename T>
+__device__ void copy_start(const Work<T>& w, int i, T* to) {
+  const Sizes& s = w.size;
+  i == 0 ? unpack_matrix(w.saved_h, s.dim, s.dim, to, s.ldh()) : copy(w.start_h(i), s.h_size(), to);
+}
+
 /// The states at the start of every chunk of a segment, and what is left of a state at its end; returns how many chunks
 /// there are.
 template <typename T>
@@ -453,12 +485,11 @@ __device__ __noinline__ int chunk_starts(const Problem& p, const Segment& segmen
                                          const SegmentStates<T>& states, std::int64_t head, Work<T>& w,
                                          double& key_zeta, double& value_zeta) {
   const Sizes& s = w.size;
-  const bool in_place_h = s.ldh() == s.dim, in_place_u = s.ldu() == s.values;
+  const bool in_place_u = s.ldu() == s.values;
   alone([&] {
-    w.first_h = in_place_h ? states.h_at(index, head) : w.starts_h;
+    w.saved_h = states.h_at(index, head);
     w.first_u = in_place_u ? states.u_at(index, head) : w.starts_u;
   });
-  if (s.solves && !in_place_h) unpack_matrix(states.h_at(index, head), s.dim, s.dim, w.first_h, s.ldh());
   if (s.remembers && !in_place_u) unpack_matrix(states.u_at(index, head), s.dim, s.values, w.first_u, s.ldu());
   const std::int64_t end = segment.begin + segment.length;
   int i = 0;
@@ -469,7 +500,7 @@ __device__ __noinline__ int chunk_starts(const Problem& p, const Segment& segmen
     value_zeta *= w.chunk.values_decay().zeta[len - 1];
     if (t + len == end) continue;
     if (s.solves) {
-      copy(w.start_h(i), s.h_size(), w.start_h(i + 1));
+      copy_start(w, i, w.start_h(i + 1));
       advance<T>(w.chunk, true, w.start_h(i + 1), w.rows);
     }
     if (s.remembers) {
@@ -486,7 +517,9 @@ __device__ void load_gradient(const Problem& p, const Gradients& out, Work<T>& w
   const int channels = w.size.remembers ? w.size.values : w.size.dim;
   w.chunk.load_lanes(out.d_o, b, t, head, channels, w.d_o);
   if (!w.size.remembers || p.options.scale == 1) return;
-  each_lane(channels, w.chunk.lanes, [&](int, int, int at) { w.d_o[at] *= static_cast<T>(p.options.scale); });
+  const T scale = static_cast<T>(p.options.scale);
+  each_vector(channels, w.chunk.lanes,
+              [&](int, int, int at) { store(w.d_o + at, load(w.d_o + at) * broadcast(scale)); });
 }
 
 /// Pass 1 over one chunk, tokens t … of the segment's row; `at_end` is ⟨Ḡ, H⟩ + ⟨R̄, U⟩ at its end.
@@ -496,7 +529,7 @@ __device__ void chunk_alone(const Problem& p, const Saved& saved, const Gradient
   const Sizes& s = w.size;
   load_gradient(p, out, w, b, t, head);
   if (s.solves) {
-    copy(w.start_h(i), s.h_size(), w.op.h);
+    copy_start(w, i, w.op.h);
     w.op.set(w.chunk, p.options, head, saved.norm + (b * p.tokens + t) * p.heads + head, p.heads);
     w.chunk.load_lanes(contiguous_view<T>(p, saved.x, p.key_dim), b, t, head, s.dim, w.x);
   }

@@ -2,56 +2,65 @@
 // function here that writes ends with a barrier, so what one leaves behind the next one may read.
 #pragma once
 
+#include <type_traits>
+
 #include "gka/kernels.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/tiles.cuh"
 #include "kernels/views.h"
 
 namespace gka::kernels::cuda {
 
 /// Tokens of a chunk at most. Arrays of one vector per token keep *tokens as lanes*: D rows of kStride numbers, the
-/// first kMaxChunk of them lanes. Rows are four numbers longer than that, or every row would start in the same bank.
+/// first kMaxChunk of them lanes. Rows of such arrays, and of matrices in shared memory, are kApart numbers longer than
+/// they need to be: what a warp reads for a tensor core, eight numbers of each of four rows, then lies in different
+/// banks.
 inline constexpr int kMaxChunk = 64;
-inline constexpr int kStride = kMaxChunk + 4;
+inline constexpr int kApart = 8;
+inline constexpr int kStride = kMaxChunk + kApart;
 /// Numbers that are loaded at a time.
 inline constexpr int kVector = 4;
 
 __host__ __device__ constexpr int padded(int n) { return (n + kVector - 1) / kVector * kVector; }
 
-template <typename T>
-struct alignas(16) Vec {
-  T x[kVector];
+template <typename T, int kWidth = kVector>
+struct alignas(kWidth * sizeof(T) < 16 ? kWidth * sizeof(T) : 16) Vec {
+  static constexpr int width = kWidth;
+  T x[kWidth];
 };
 
-template <typename T>
-__device__ __forceinline__ Vec<T> load(const T* p) {
-  return *reinterpret_cast<const Vec<T>*>(p);
+template <int kWidth = kVector, typename T>
+__device__ __forceinline__ Vec<T, kWidth> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, kWidth>*>(p);
 }
-template <typename T>
-__device__ __forceinline__ void store(T* p, const Vec<T>& v) {
-  *reinterpret_cast<Vec<T>*>(p) = v;
+template <typename T, int kWidth>
+__device__ __forceinline__ void store(T* p, const Vec<T, kWidth>& v) {
+  *reinterpret_cast<Vec<T, kWidth>*>(p) = v;
 }
-template <typename T>
-__device__ __forceinline__ Vec<T> broadcast(T value) {
-  return {value, value, value, value};
+template <int kWidth = kVector, typename T>
+__device__ __forceinline__ Vec<T, kWidth> broadcast(T value) {
+  Vec<T, kWidth> v;
+  for (int i = 0; i < kWidth; ++i) v.x[i] = value;
+  return v;
 }
-template <typename T>
-__device__ __forceinline__ Vec<T> operator+(Vec<T> a, const Vec<T>& b) {
-  for (int i = 0; i < kVector; ++i) a.x[i] += b.x[i];
+template <typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> operator+(Vec<T, kWidth> a, const Vec<T, kWidth>& b) {
+  for (int i = 0; i < kWidth; ++i) a.x[i] += b.x[i];
   return a;
 }
-template <typename T>
-__device__ __forceinline__ Vec<T> operator-(Vec<T> a, const Vec<T>& b) {
-  for (int i = 0; i < kVector; ++i) a.x[i] -= b.x[i];
+template <typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> operator-(Vec<T, kWidth> a, const Vec<T, kWidth>& b) {
+  for (int i = 0; i < kWidth; ++i) a.x[i] -= b.x[i];
   return a;
 }
-template <typename T>
-__device__ __forceinline__ Vec<T> operator*(Vec<T> a, const Vec<T>& b) {
-  for (int i = 0; i < kVector; ++i) a.x[i] *= b.x[i];
+template <typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> operator*(Vec<T, kWidth> a, const Vec<T, kWidth>& b) {
+  for (int i = 0; i < kWidth; ++i) a.x[i] *= b.x[i];
   return a;
 }
-template <typename T>
-__device__ __forceinline__ Vec<T> operator/(Vec<T> a, const Vec<T>& b) {
-  for (int i = 0; i < kVector; ++i) a.x[i] /= b.x[i];
+template <typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> operator/(Vec<T, kWidth> a, const Vec<T, kWidth>& b) {
+  for (int i = 0; i < kWidth; ++i) a.x[i] /= b.x[i];
   return a;
 }
 
@@ -67,6 +76,19 @@ template <typename T>
 __host__ __device__ constexpr T most(T a, T b) {
   return a < b ? b : a;
 }
+
+/// 0 where the factor is, also for what is not finite.
+template <typename T, int kWidth>
+__device__ __forceinline__ Vec<T, kWidth> masked(Vec<T, kWidth> values, const Vec<T, kWidth>& factor) {
+  for (int v = 0; v < kWidth; ++v) values.x[v] = factor.x[v] == 0 ? T{0} : values.x[v] * factor.x[v];
+  return values;
+}
+
+/// A number of neighbours, to choose a Vec by.
+template <int kWidth>
+struct Width {
+  static constexpr int value = kWidth;
+};
 
 __device__ inline double not_a_number() { return bits_to_float(0x7fc00000u); }
 
@@ -129,6 +151,49 @@ __device__ __forceinline__ void each_vector(int rows, int lanes, Body&& body) {
   sync();
 }
 
+/// Channels of one token that a thread moves at a time: neighbours where tokens have rows, and neighbouring threads
+/// have neighbouring tokens, so both sides of a transposition are read and written in whole sectors.
+inline constexpr int kRun = 8;
+
+/// body(c, i, count) for the runs of n channels of every token: channels i … i + count − 1.
+template <typename Body>
+__device__ __forceinline__ void each_run(int tokens, int n, Body&& body) {
+  for (int at = thread(); at < (n + kRun - 1) / kRun * kMaxChunk; at += kThreads) {
+    const int c = at % kMaxChunk, i = at / kMaxChunk * kRun;
+    if (c < tokens) body(c, i, least(kRun, n - i));
+  }
+  sync();
+}
+
+/// to[r][j] = by(r, from[r][j]) for rows of n numbers; in both, rows are a multiple of kVector apart if `n` is one.
+template <typename T, typename By>
+__device__ __forceinline__ void move_rows(int rows, int n, const T* from, int ld_from, T* to, int ld_to, By&& by) {
+  if (n % kVector != 0) {
+    return move(
+        rows * n, [&](int at) { return from[at / n * ld_from + at % n]; },
+        [&](int at, T value) { to[at / n * ld_to + at % n] = by(at / n, value); });
+  }
+  constexpr int kAtOnce = 4;
+  for (int first = warp(); first < rows; first += kAtOnce * kWarps) {
+    for (int j = lane() * kVector; j < n; j += kLanes * kVector) {
+      Vec<T> values[kAtOnce];
+#pragma unroll
+      for (int a = 0; a < kAtOnce; ++a) {
+        const int row = first + a * kWarps < rows ? first + a * kWarps : first;
+        values[a] = load(from + row * ld_from + j);
+      }
+#pragma unroll
+      for (int a = 0; a < kAtOnce; ++a) {
+        const int row = first + a * kWarps;
+        if (row >= rows) continue;
+        for (T& x : values[a].x) x = by(row, x);
+        store(to + row * ld_to + j, values[a]);
+      }
+    }
+  }
+  sync();
+}
+
 /// What has to be done one after another.
 template <typename Body>
 __device__ __forceinline__ void alone(Body&& body) {
@@ -155,6 +220,8 @@ __device__ inline double* scratch() { return reinterpret_cast<double*>(shared_me
 /// (which stays in the second-level cache). Whoever asks first gets the fast memory. The host runs the same requests to
 /// learn how much of each a kernel needs.
 struct Arena {
+  static constexpr int kBehind = 63;
+
   char* fast = nullptr;
   std::int64_t fast_limit = 0;
   char* slow = nullptr;
@@ -163,8 +230,8 @@ struct Arena {
 
   template <typename T>
   __host__ __device__ T* take(std::int64_t n) {
-    // A tile at the edge of a matrix reads, and drops, up to seven numbers behind it.
-    const std::int64_t bytes = ((n + 7) * static_cast<std::int64_t>(sizeof(T)) + 15) / 16 * 16;
+    // A tile at the edge of a matrix reads, and drops, what is behind it.
+    const std::int64_t bytes = ((n + kBehind) * static_cast<std::int64_t>(sizeof(T)) + 15) / 16 * 16;
     if (fast_used + bytes <= fast_limit) {
       fast_used += bytes;
       return reinterpret_cast<T*>(fast + (fast_used - bytes));
@@ -193,6 +260,8 @@ __device__ __forceinline__ T read_as(const void* data, std::int64_t at) {
 template <DType kType>
 struct Storage {
   static constexpr DType type = kType;
+  using Number = std::conditional_t<kType == DType::float64, double,
+                                    std::conditional_t<kType == DType::float32, float, std::uint16_t>>;
 };
 
 /// Calls body(Storage<dtype>{}): what branches on the type does so once, outside the loop.
@@ -207,24 +276,72 @@ __device__ __forceinline__ decltype(auto) with_storage(DType dtype, Body&& body)
   return body(Storage<DType::bfloat16>{});
 }
 
+/// Whether runs from `first` on, `apart` elements apart, are aligned to 16 bytes.
+template <DType kType>
+__device__ __forceinline__ bool runs_aligned(const void* data, std::int64_t first, std::int64_t apart) {
+  constexpr int kBytes = kType == DType::float64 ? 8 : kType == DType::float32 ? 4 : 2;
+  return (reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(first * kBytes)) % 16 == 0 &&
+         apart * kBytes % 16 == 0;
+}
+
+/// `count` elements from `at` on, and 0 behind them; `aligned`: to 16 bytes.
+template <typename T, DType kType>
+__device__ __forceinline__ void read_run(const void* data, std::int64_t at, int count, bool aligned, T (&to)[kRun]) {
+  using Stored = typename Storage<kType>::Number;
+  Vec<Stored, kRun> run{};
+  const Stored* from = static_cast<const Stored*>(data) + at;
+  if (aligned && count == kRun) {
+    run = load<kRun>(from);
+  } else {
+    for (int i = 0; i < kRun; ++i) {
+      if (i < count) run.x[i] = from[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) to[i] = read_as<T, kType>(run.x, i);
+}
+
 template <typename T>
 __device__ T read(const View& view, std::int64_t at) {
   return with_storage(view.dtype, [&](auto storage) { return read_as<T, decltype(storage)::type>(view.data, at); });
 }
 
 /// Through float32 for the 16-bit types, to the nearest, ties to even.
+template <DType kType, typename T>
+__device__ __forceinline__ typename Storage<kType>::Number stored(T value) {
+  if constexpr (kType == DType::float64 || kType == DType::float32) {
+    return static_cast<typename Storage<kType>::Number>(value);
+  } else if constexpr (kType == DType::float16) {
+    return float_to_half(static_cast<float>(value));
+  } else {
+    const std::uint32_t bits = float_to_bits(static_cast<float>(value));
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return static_cast<std::uint16_t>(nan ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  }
+}
+
 template <typename T>
 __device__ void write(const View& view, std::int64_t at, T value) {
-  switch (view.dtype) {
-    case DType::float64: static_cast<double*>(view.data)[at] = static_cast<double>(value); return;
-    case DType::float32: static_cast<float*>(view.data)[at] = static_cast<float>(value); return;
-    case DType::float16: static_cast<std::uint16_t*>(view.data)[at] = float_to_half(static_cast<float>(value)); return;
-    case DType::bfloat16: break;
+  with_storage(view.dtype, [&](auto storage) {
+    using S = decltype(storage);
+    static_cast<typename S::Number*>(view.data)[at] = stored<S::type>(value);
+  });
+}
+
+template <DType kType, typename T>
+__device__ __forceinline__ void write_run(void* data, std::int64_t at, int count, bool aligned, const T (&from)[kRun]) {
+  using Stored = typename Storage<kType>::Number;
+  Vec<Stored, kRun> run;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) run.x[i] = stored<kType>(from[i]);
+  Stored* to = static_cast<Stored*>(data) + at;
+  if (aligned && count == kRun) {
+    store(to, run);
+  } else {
+    for (int i = 0; i < kRun; ++i) {
+      if (i < count) to[i] = run.x[i];
+    }
   }
-  const std::uint32_t bits = float_to_bits(static_cast<float>(value));
-  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  const std::uint32_t rounded = nan ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  static_cast<std::uint16_t*>(view.data)[at] = static_cast<std::uint16_t>(rounded);
 }
 
 // ---- Sums -------------------------------------------------------------------------------------------------------
@@ -286,7 +403,45 @@ __device__ __noinline__ void lane_dot(const T* a, const T* b, int n, int lanes, 
   });
 }
 
+/// put(c, Σ_i term(i, c)) for every token, in float64.
+template <typename Term, typename Put>
+__device__ __forceinline__ void sum_channels(int n, int len, Term&& term, Put&& put) {
+  constexpr int kParts = 4;
+  double* parts = scratch();
+  each(kParts * kMaxChunk, [&](int at) {
+    const int c = at % kMaxChunk;
+    double total = 0;
+#pragma unroll 8
+    for (int i = at / kMaxChunk; i < n && c < len; i += kParts) total += term(i, c);
+    parts[at] = total;
+  });
+  each(len, [&](int c) {
+    put(c, (parts[c] + parts[kMaxChunk + c]) + (parts[2 * kMaxChunk + c] + parts[3 * kMaxChunk + c]));
+  });
+}
+
+/// out[c] = fold over j ≤ c of term(c, j), from 0 on, for every token of a chunk. It does not depend on how many tokens
+/// there are.
+template <typename Term, typename Fold>
+__device__ __forceinline__ void fold_earlier(int len, Term&& term, Fold&& fold, double* out) {
+  constexpr int kParts = 4;
+  double* parts = scratch();
+  each(kParts * kMaxChunk, [&](int at) {
+    const int part = at / kMaxChunk, c = at % kMaxChunk;
+    double total = 0;
+#pragma unroll 8
+    for (int j = part; j <= c && c < len; j += kParts) total = fold(total, term(c, j));
+    parts[at] = total;
+  });
+  each(len, [&](int c) {
+    out[c] = fold(fold(parts[c], parts[kMaxChunk + c]), fold(parts[2 * kMaxChunk + c], parts[3 * kMaxChunk + c]));
+  });
+}
+
 // ---- Matrix products --------------------------------------------------------------------------------------------
+
+//
+// float32 goes by warps to tensor cores (tiles.cuh), float64 by threads.
 
 /// A(i, l) = data[i·row + l·step]; one of the two is 1, the other a multiple of kVector.
 template <typename T>
@@ -298,7 +453,7 @@ struct Left {
   __device__ __forceinline__ Left from_row(int i) const { return {data + i * row, row, step}; }
 };
 
-/// kRows × kVector numbers of a product, in registers.
+/// kRows × kVector numbers of a product, in a thread's registers.
 template <typename T, int kRows>
 struct Tile {
   Vec<T> acc[kRows];
@@ -405,17 +560,74 @@ __device__ __noinline__ void gemm_tiles(int m, int n, int k, Left<T> a, const T*
   });
 }
 
-/// Tall tiles need fewer loads, but there have to be enough of them to go round, and registers.
-template <typename T>
-__device__ bool tall_tiles(int m, int n) {
-  return sizeof(T) == 4 && (m + 7) / 8 * (n / kVector) >= kThreads;
+/// Calls body(i, rows, j, columns) for the tiles of an m × n matrix, a warp each.
+template <typename Tile, typename Body>
+__device__ __forceinline__ void each_warp_tile(int m, int n, Body&& body) {
+  const int across = (n + Tile::kColumns - 1) / Tile::kColumns, tiles = (m + Tile::kRows - 1) / Tile::kRows * across;
+  for (int t = warp(); t < tiles; t += kWarps) {
+    const int i = t / across * Tile::kRows, j = t % across * Tile::kColumns;
+    body(i, least(Tile::kRows, m - i), j, least(Tile::kColumns, n - j));
+  }
+  sync();
+}
+
+/// Calls body(v, i, j) for every vector of a warp's tile that lies in the matrix.
+template <typename Tile, typename Body>
+__device__ __forceinline__ void each_in_tile(int rows, int columns, Body&& body) {
+#pragma unroll
+  for (int v = 0; v < Tile::kVectors; ++v) {
+    const int i = Tile::row(v), j = Tile::column(v);
+    if (i < rows && j < columns) body(v, i, j);
+  }
+}
+
+template <typename Tile>
+__device__ __forceinline__ Vec<float, Tile::kWidth> values_of(Tile& tile, int v) {
+  Vec<float, Tile::kWidth> values;
+#pragma unroll
+  for (int n = 0; n < Tile::kWidth; ++n) values.x[n] = tile.vector(v)[n];
+  return values;
+}
+
+/// Calls body(WarpTile) with the widest tiles of which there are enough to go round.
+template <typename Body>
+__device__ __forceinline__ void with_tiles(int m, int n, Body&& body) {
+  const auto enough = [&](int columns) { return (m + 15) / 16 * ((n + columns - 1) / columns) >= kWarps; };
+  if (enough(WarpTile<8>::kColumns)) {
+    body(WarpTile<8>{});
+  } else if (enough(WarpTile<4>::kColumns)) {
+    body(WarpTile<4>{});
+  } else {
+    body(WarpTile<2>{});
+  }
+}
+
+template <typename Tile>
+__device__ __noinline__ void gemm_by_warps(int m, int n, int k, Left<float> a, const float* b, int ldb, float* c,
+                                           int ldc, double keep) {
+  each_warp_tile<Tile>(m, n, [&](int i, int rows, int j, int columns) {
+    Tile tile;
+    tile.clear();
+    tile.multiply(a.data + i * a.row, a.row, a.step, rows, b + j, ldb, columns, k);
+    using Pair = Vec<float, Tile::kWidth>;
+    Pair before[Tile::kVectors] = {};
+    c += i * ldc + j;
+    if (keep != 0) {
+      each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) { before[v] = load<Tile::kWidth>(c + r * ldc + l); });
+    }
+    each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) {
+      for (float& x : before[v].x) x = keep == 1 ? x : fade(x, keep);
+      store(c + r * ldc + l, before[v] + values_of(tile, v));
+    });
+    c -= i * ldc + j;
+  });
 }
 
 /// C[m × n] ← keep · C + A[m × k] · B[k × n]; n is a multiple of kVector.
 template <typename T>
 __device__ void gemm(int m, int n, int k, Left<T> a, const T* b, int ldb, T* c, int ldc, double keep = 0) {
-  if (tall_tiles<T>(m, n)) {
-    gemm_tiles<T, 8>(m, n, k, a, b, ldb, c, ldc, keep);
+  if constexpr (sizeof(T) == 4) {
+    with_tiles(m, n, [&]<typename Tile>(Tile) { gemm_by_warps<Tile>(m, n, k, a, b, ldb, c, ldc, keep); });
   } else {
     gemm_tiles<T, 4>(m, n, k, a, b, ldb, c, ldc, keep);
   }
@@ -426,57 +638,121 @@ __device__ void gemm(int m, int n, int k, Left<T> a, const T* b, int ldb, T* c, 
 // What token c gets from the tokens j ≤ c of its own chunk goes through a len × lanes matrix of scores, masked; what it
 // gets from the state before the chunk is scaled per lane. kShared: all operands are in shared memory, except the mask.
 
-/// scores[j][c] = mask[j][c] Σ_l keys(j, l) x[l][c]. A mask of 0 clears, also what is not finite.
+/// scores[j][c] = mask[j][c] Σ_l keys(j, l) x[l][c]. A mask of 0 clears.
 template <typename T, bool kShared>
 __device__ __noinline__ void masked_scores(int len, int lanes, int k, Left<T> keys, const T* x, const T* mask,
                                            T* scores) {
-  constexpr int kRows = 4;
   if constexpr (kShared) {
     keys.data = as_shared(keys.data);
     x = as_shared(x);
     scores = as_shared(scores);
   }
-  each_tile<kRows>(len, lanes, [&](int j, int rows, int c) {
-    Tile<T, kRows> tile;
-    tile.clear();
-    if (c + kVector > j) tile.multiply(keys.from_row(j), rows, x + c, kStride, k);
+  if constexpr (sizeof(T) == 4) {
+    using Tile = WarpTile<2>;
+    each_warp_tile<Tile>(len, lanes, [&](int j, int rows, int c, int columns) {
+      Vec<T, Tile::kWidth> factor[Tile::kVectors] = {};
+      each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) {
+        factor[v] = load<Tile::kWidth>(mask + (j + r) * kStride + c + l);
+      });
+      Tile tile;
+      tile.clear();
+      if (c + columns > j)
+        tile.multiply(keys.data + j * keys.row, keys.row, keys.step, rows, x + c, kStride, columns, k);
+      each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) {
+        store(scores + (j + r) * kStride + c + l, masked(values_of(tile, v), factor[v]));
+      });
+    });
+  } else {
+    constexpr int kRows = 4;
+    each_tile<kRows>(len, lanes, [&](int j, int rows, int c) {
+      Tile<T, kRows> tile;
+      tile.clear();
+      if (c + kVector > j) tile.multiply(keys.from_row(j), rows, x + c, kStride, k);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (r >= rows) continue;
-      const Vec<T> factor = load(mask + (j + r) * kStride + c);
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) tile.acc[r].x[v] = factor.x[v] == 0 ? T{0} : tile.acc[r].x[v] * factor.x[v];
-      store(scores + (j + r) * kStride + c, tile.acc[r]);
-    }
-  });
+      for (int r = 0; r < kRows; ++r) {
+        if (r < rows) store(scores + (j + r) * kStride + c, masked(tile.acc[r], load(mask + (j + r) * kStride + c)));
+      }
+    });
+  }
 }
 
-/// Calls finish(i, c, value) with the vectors of scale_c Σ_l state(i, l) x[l][c] + Σ_{j ≤ c} tokens(i, j) scores[j][c].
-template <typename T, int kRows, bool kShared, typename Finish>
-__device__ __forceinline__ void state_and_tokens(int m, int lanes, int k, Left<T> state, const T* x, const T* scale,
-                                                 int len, Left<T> tokens, const T* scores, Finish&& finish) {
+/// Calls finish(i, c, value, early(i, c, width)) with the vectors of
+/// scale_c Σ_l state(i, l) x[l][c] + Σ_{j ≤ c} tokens(i, j) scores[j][c]; `early` is for what has a long way.
+template <typename T, typename Tile, bool kShared, typename Early, typename Finish>
+__device__ __forceinline__ void state_and_tokens_by_warps(int m, int lanes, int k, Left<T> state, const T* x,
+                                                          const T* scale, int len, Left<T> tokens, const T* scores,
+                                                          Early&& early, Finish&& finish) {
   if constexpr (kShared) {
     state.data = as_shared(state.data);
     x = as_shared(x);
     tokens.data = as_shared(tokens.data);
     scores = as_shared(scores);
   }
+  constexpr int kWidth = Tile::kWidth;
+  each_warp_tile<Tile>(m, lanes, [&](int i, int rows, int c, int columns) {
+    Tile tile;
+    tile.clear();
+    tile.multiply(state.data + i * state.row, state.row, state.step, rows, x + c, kStride, columns, k);
+#pragma unroll
+    for (int v = 0; v < Tile::kVectors; ++v) {
+      const auto scaled = masked(values_of(tile, v), load<kWidth>(scale + c + Tile::column(v)));
+#pragma unroll
+      for (int n = 0; n < kWidth; ++n) tile.vector(v)[n] = scaled.x[n];
+    }
+    Vec<T, kWidth> known[Tile::kVectors] = {};
+    const auto ask = [&] {
+      each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) { known[v] = early(i + r, c + l, Width<kWidth>{}); });
+    };
+    constexpr bool kRoom = Tile::kVectors <= 8;  // in registers, to have it on its way while the tokens are multiplied
+    if (kRoom) ask();
+    tile.multiply(tokens.data + i * tokens.row, tokens.row, tokens.step, rows, scores + c, kStride, columns,
+                  least(len, c + columns));
+    if (!kRoom) ask();
+    each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) { finish(i + r, c + l, values_of(tile, v), known[v]); });
+  });
+}
+
+/// For `finish` that needs nothing.
+template <typename T>
+struct NothingEarly {
+  template <int kWidth>
+  __device__ __forceinline__ Vec<T, kWidth> operator()(int, int, Width<kWidth>) const {
+    return {};
+  }
+};
+
+/// The same by threads.
+template <typename T, typename Early, typename Finish>
+__device__ __forceinline__ void state_and_tokens_by_threads(int m, int lanes, int k, Left<T> state, const T* x,
+                                                            const T* scale, int len, Left<T> tokens, const T* scores,
+                                                            Early&& early, Finish&& finish) {
+  constexpr int kRows = 4;
   each_tile<kRows>(m, lanes, [&](int i, int rows, int c) {
     Tile<T, kRows> tile;
     tile.clear();
     tile.multiply(state.from_row(i), rows, x + c, kStride, k);
     const Vec<T> factor = load(scale + c);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) tile.acc[r].x[v] = factor.x[v] == 0 ? T{0} : tile.acc[r].x[v] * factor.x[v];
-    }
+    for (int r = 0; r < kRows; ++r) tile.acc[r] = masked(tile.acc[r], factor);
     tile.multiply(tokens.from_row(i), rows, scores + c, kStride, least(len, c + kVector));
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (r < rows) finish(i + r, c, tile.acc[r]);
+      if (r < rows) finish(i + r, c, tile.acc[r], early(i + r, c, Width<kVector>{}));
     }
   });
+}
+
+template <typename T, bool kShared, typename Early, typename Finish>
+__device__ __forceinline__ void state_and_tokens(int m, int lanes, int k, Left<T> state, const T* x, const T* scale,
+                                                 int len, Left<T> tokens, const T* scores, Early&& early,
+                                                 Finish&& finish) {
+  if constexpr (sizeof(T) == 4) {
+    with_tiles(m, lanes, [&]<typename Tile>(Tile) {
+      state_and_tokens_by_warps<T, Tile, kShared>(m, lanes, k, state, x, scale, len, tokens, scores, early, finish);
+    });
+  } else {
+    state_and_tokens_by_threads<T>(m, lanes, k, state, x, scale, len, tokens, scores, early, finish);
+  }
 }
 
 }  // namespace gka::kernels::cuda

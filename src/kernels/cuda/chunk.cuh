@@ -16,10 +16,10 @@ struct Sizes {
   bool solves = false;
   bool remembers = false;
 
-  __host__ __device__ int ldh() const { return padded(dim); }     // rows of H
-  __host__ __device__ int ldu() const { return padded(values); }  // rows of U
-  __host__ __device__ int ldk() const { return padded(dim) + kVector; }
-  __host__ __device__ int ldv() const { return padded(values) + kVector; }
+  __host__ __device__ int ldh() const { return padded(dim) + kApart; }  // rows of H
+  __host__ __device__ int ldu() const { return padded(values); }        // rows of U
+  __host__ __device__ int ldk() const { return padded(dim) + kApart; }
+  __host__ __device__ int ldv() const { return padded(values) + kApart; }
   __host__ __device__ int lanes_of_keys() const { return dim * kStride; }
   __host__ __device__ int lanes_of_values() const { return values * kStride; }
   __host__ __device__ int rows_of_tokens() const { return kMaxChunk * most(ldk(), ldv()); }
@@ -51,17 +51,17 @@ __device__ __noinline__ void fill(T* values, int n, T value) {
   each(n, [&](int i) { values[i] = value; });
 }
 
-/// Contiguous [rows × n] → padded rows.
+/// Contiguous [rows × n] → rows of ld numbers, 0 behind the n.
 template <typename T>
 __device__ __noinline__ void unpack_matrix(const T* from, int rows, int n, T* to, int ld) {
-  move(
-      rows * ld, [&](int at) { return at % ld < n ? from[at / ld * n + at % ld] : T{0}; },
-      [&](int at, T value) { to[at] = value; });
+  move_rows(rows, n, from, n, to, ld, [](int, T value) { return value; });
+  const int behind = ld - n;
+  each(rows * behind, [&](int at) { to[at / behind * ld + n + at % behind] = T{0}; });
 }
 
 template <typename T>
 __device__ __noinline__ void pack_matrix(const T* from, int ld, int rows, int n, T* to) {
-  move(rows * n, [&](int at) { return from[at / n * ld + at % n]; }, [&](int at, T value) { to[at] = value; });
+  move_rows(rows, n, from, ld, to, n, [](int, T value) { return value; });
 }
 
 template <typename T>
@@ -78,21 +78,51 @@ __device__ void pack_symmetric(const T* from, int ld, int n, T* to) {
   });
 }
 
-/// Tokens set aside, of which there may be none, become NaN.
+/// values[..][c] ← value for the tokens set aside, of which there may be none.
 template <typename T>
-__device__ __noinline__ void mark_lost(T* values, int rows, int len, const int* lost) {
+__device__ __noinline__ void set_lost(T* values, int rows, int len, const int* lost, T value) {
   int any = 0;
   for (int c = 0; c < len; ++c) any |= lost[c];
   if (!any) return;
   each_lane(rows, len, [&](int, int c, int at) {
-    if (lost[c]) values[at] = static_cast<T>(not_a_number());
+    if (lost[c]) values[at] = value;
   });
+}
+template <typename T>
+__device__ void mark_lost(T* values, int rows, int len, const int* lost) {
+  set_lost(values, rows, len, lost, static_cast<T>(not_a_number()));
+}
+template <typename T>
+__device__ void clear_lost(T* values, int rows, int len, const int* lost) {
+  set_lost(values, rows, len, lost, T{0});
 }
 
 /// A factor of 0 clears, also what is not finite.
 template <typename T>
 __device__ __noinline__ void scale_lanes(T* values, int rows, int lanes, const T* factor) {
-  each_lane(rows, lanes, [&](int, int c, int at) { values[at] = factor[c] == 0 ? T{0} : values[at] * factor[c]; });
+  each_vector(rows, lanes,
+              [&](int, int c, int at) { store(values + at, masked(load(values + at), load(factor + c))); });
+}
+
+/// A token's channels from and to lanes.
+template <typename T>
+__device__ __forceinline__ void put_run(const T (&values)[kRun], int count, T* to) {
+#pragma unroll
+  for (int r = 0; r < kRun; ++r) {
+    if (r < count) to[r * kStride] = values[r];
+  }
+}
+template <typename T>
+__device__ __forceinline__ void get_run(const T* from, int count, T (&values)[kRun]) {
+#pragma unroll
+  for (int r = 0; r < kRun; ++r) values[r] = r < count ? from[r * kStride] : T{0};
+}
+
+/// Into a row that is whole runs long.
+template <typename T>
+__device__ __forceinline__ void store_run(const T (&values)[kRun], T* to) {
+#pragma unroll
+  for (int r = 0; r < kRun; r += kVector) store(to + r, Vec<T>{values[r], values[r + 1], values[r + 2], values[r + 3]});
 }
 
 /// Everything the passes know of one chunk before they touch a state: its tokens and gates.
@@ -150,8 +180,10 @@ struct Chunk {
                                     Needs needs) {
     set_length(length);
     load_gates(p, b, t, head);
-    load_rows(p.k, b, t, head, size.dim, k, size.ldk(), bad_key);
-    if (size.remembers) load_rows(p.v, b, t, head, size.values, v, size.ldv(), bad_value);
+    load_rows(p.k, b, t, head, size.dim, k, size.ldk(), needs.key_lanes ? kt : nullptr, bad_key);
+    if (size.remembers) {
+      load_rows(p.v, b, t, head, size.values, v, size.ldv(), needs.value_lanes ? vt : nullptr, bad_value);
+    }
     each(len, [&](int c) {
       const bool bad_gate = !finite(beta[c]) || gamma[c] != gamma[c];
       if (bad_gate) raise(&any_bad);
@@ -164,8 +196,6 @@ struct Chunk {
     });
     decays[0].set(len);
     if (key_decays == 1) decays[1].set(len);
-    if (size.remembers && needs.value_lanes) to_lanes(v, size.ldv(), size.values, vt);
-    if (needs.key_lanes) to_lanes(k, size.ldk(), size.dim, kt);
     if (needs.queries) load_lanes(p.q, b, t, head, size.dim, q);
   }
 
@@ -193,23 +223,29 @@ struct Chunk {
   __device__ __noinline__ void load_lanes(const View& view, std::int64_t b, std::int64_t t, std::int64_t head, int n,
                                           T* to) {
     with_storage(view.dtype, [&](auto storage) {
+      constexpr DType kType = decltype(storage)::type;
       const std::int64_t first = offset(view, b, t, head);
-      move(
-          lanes * n,
-          [&](int at) {
-            const int c = at / n;
-            if (c >= len) return T{0};
-            return read_as<T, decltype(storage)::type>(view.data, first + c * view.token_stride + at % n);
-          },
-          [&](int at, T value) { to[at % n * kStride + at / n] = value; });
+      const bool aligned = runs_aligned<kType>(view.data, first, view.token_stride);
+      each_run(lanes, n, [&](int c, int i, int count) {
+        T values[kRun] = {};
+        if (c < len) read_run<T, kType>(view.data, first + c * view.token_stride + i, count, aligned, values);
+        put_run(values, count, to + i * kStride + c);
+      });
     });
   }
 
   __device__ __noinline__ void store_lanes(const View& view, std::int64_t b, std::int64_t t, std::int64_t head, int n,
                                            const T* from) {
-    move(
-        len * n, [&](int at) { return from[at % n * kStride + at / n]; },
-        [&](int at, T value) { write<T>(view, offset(view, b, t + at / n, head) + at % n, value); });
+    with_storage(view.dtype, [&](auto storage) {
+      constexpr DType kType = decltype(storage)::type;
+      const std::int64_t first = offset(view, b, t, head);
+      const bool aligned = runs_aligned<kType>(view.data, first, view.token_stride);
+      each_run(len, n, [&](int c, int i, int count) {
+        T values[kRun];
+        get_run(from + i * kStride + c, count, values);
+        write_run<kType>(view.data, first + c * view.token_stride + i, count, aligned, values);
+      });
+    });
   }
 
  private:
@@ -226,42 +262,40 @@ struct Chunk {
     });
   }
 
-  /// Rows that are not finite are marked and read as 0.
+  /// As rows and, if given room, as lanes. What is not finite is marked and read as 0.
   __device__ __noinline__ void load_rows(const View& view, std::int64_t b, std::int64_t t, std::int64_t head, int n,
-                                         T* to, int ld, int* bad) {
+                                         T* to, int ld, T* as_lanes, int* bad) {
     with_storage(view.dtype, [&](auto storage) {
+      constexpr DType kType = decltype(storage)::type;
       const std::int64_t first = offset(view, b, t, head);
-      move(
-          len * ld,
-          [&](int at) {
-            const int i = at % ld;
-            if (i >= n) return T{0};
-            return read_as<T, decltype(storage)::type>(view.data, first + at / ld * view.token_stride + i);
-          },
-          [&](int at, T value) {
-            to[at] = value;
-            if (finite(value)) return;
-            raise(bad + at / ld);
-            raise(&any_bad);
-          });
+      const bool aligned = runs_aligned<kType>(view.data, first, view.token_stride);
+      each_run(lanes, n, [&](int c, int i, int count) {
+        T values[kRun] = {};
+        if (c < len) read_run<T, kType>(view.data, first + c * view.token_stride + i, count, aligned, values);
+        if (as_lanes != nullptr) put_run(values, count, as_lanes + i * kStride + c);
+        if (c >= len) return;
+        T sum = 0;
+        for (int r = 0; r < kRun; ++r) sum += values[r] - values[r];
+        store_run(values, to + c * ld + i);
+        if (sum == 0) return;
+        raise(bad + c);
+        raise(&any_bad);
+      });
     });
     const bool all_good = any_bad == 0;
     sync();  // before anybody raises it for other rows
     if (all_good) return;
-    each(len * ld, [&](int at) {
-      if (bad[at / ld]) to[at] = T{0};
+    each_run(len, n, [&](int c, int i, int count) {
+      const T nothing[kRun] = {};
+      if (!bad[c]) return;
+      for (int r = 0; r < count; ++r) to[c * ld + i + r] = T{0};
+      if (as_lanes != nullptr) put_run(nothing, count, as_lanes + i * kStride + c);
     });
-  }
-
-  __device__ __noinline__ void to_lanes(const T* rows, int ld, int n, T* to) {
-    move(
-        n * kMaxChunk, [&](int at) { return at % kMaxChunk < len ? rows[at % kMaxChunk * ld + at / kMaxChunk] : T{0}; },
-        [&](int at, T value) { to[at / kMaxChunk * kStride + at % kMaxChunk] = value; });
   }
 };
 
-/// state ← ζ_C state + Σ_j M_jC β_j k_j (k_j or v_j)ᵀ. h gets √weight on both sides, so that it stays symmetric to the
-/// last bit. `rows` is room for the weighted tokens.
+/// state ← ζ_C state + Σ_j M_jC β_j k_j (k_j or v_j)ᵀ. h gets √weight on both sides, so that it stays symmetric but for
+/// the order of sums. `rows` is room for the weighted tokens.
 template <typename T>
 __device__ __noinline__ void advance(Chunk<T>& c, bool keys, T* state, T* rows) {
   const Sizes& s = c.size;
@@ -275,8 +309,10 @@ __device__ __noinline__ void advance(Chunk<T>& c, bool keys, T* state, T* rows) 
     c.weight[j] = static_cast<T>(keys ? sqrt(weight) : weight);
   });
   const T* tokens = keys ? c.k : c.v;
-  move(c.len * ld, [&](int at) { return tokens[at]; }, [&](int at, T value) { rows[at] = c.weight[at / ld] * value; });
-  gemm<T>(s.dim, lds, c.len, {keys ? rows : c.k, 1, s.ldk()}, rows, ld, state, lds, decay.zeta[last]);
+  move_rows(c.len, padded(keys ? s.dim : s.values), tokens, ld, rows, ld,
+            [&](int j, T value) { return c.weight[j] * value; });
+  gemm<T>(s.dim, padded(keys ? s.dim : s.values), c.len, {keys ? rows : c.k, 1, s.ldk()}, rows, ld, state, lds,
+          decay.zeta[last]);
 }
 
 }  // namespace gka::kernels::cuda

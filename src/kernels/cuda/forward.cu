@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
       states.key_zeta[task] = key_zeta;
       states.value_zeta[task] = value_zeta;
     });
-    if (s.solves) pack_matrix<T>(w.h, s.ldh(), s.dim, s.dim, states.h_at(task / p.heads, head));
+    if (s.solves) pack_symmetric<T>(w.h, s.ldh(), s.dim, states.h_at(task / p.heads, head));
     if (s.remembers) pack_matrix<T>(w.u, s.ldu(), s.dim, s.values, states.u_at(task / p.heads, head));
   }
 }

@@ -19,7 +19,7 @@ struct Operator {
   T* hk;                                  // H_0 K as lanes
   T* gram;                                // [len × lanes]: k_j · k_c
   T* mask;                                // [len × lanes]: M_jc β_j σ_c, 0 for j > c
-  T* scores;                              // scratch, [len × lanes]
+  T* scores;                              // scratch, [len × lanes], for whoever has scores
   T* ridge_row;                           // [D]: ρ_i, with a diagonal
   alignas(16) T state_scale[kMaxChunk];   // σ_c ζ_c
   alignas(16) T ridge_lane[kMaxChunk];    // ρ_c
@@ -41,9 +41,16 @@ struct Operator {
   }
   __host__ __device__ void allocate(Arena& arena, const Sizes& s) {
     mask = arena.take<T>(kMaxChunk * kStride);
+    ridge_row = arena.take<T>(s.dim);
+  }
+  /// H_0 K and the Gram matrix are needed once more after the solve, or (in `room`) only while the norms are found.
+  __host__ __device__ void keep_products(Arena& arena, const Sizes& s) {
     gram = arena.take<T>(kMaxChunk * kStride);
     hk = arena.take<T>(s.lanes_of_keys());
-    ridge_row = arena.take<T>(s.dim);
+  }
+  __host__ __device__ void lend_room(T* room) {
+    gram = scores;
+    hk = room;
   }
 
   /// Whether token c has a system to solve. A memory that is not finite has none: its answer is NaN.
@@ -72,25 +79,26 @@ struct Operator {
     set_mask();
   }
 
-  /// Calls finish(i, c, value) with the vectors of σ H x, row i, lanes c …
-  template <typename Finish>
-  __device__ __forceinline__ void apply(const T* x, Finish&& finish) {
-    const bool tall = tall_tiles<T>(chunk->size.dim, chunk->lanes);
+  /// Calls finish(i, c, value, early(i, c, width)) with the vectors of σ H x, row i, lanes c …
+  template <typename Early, typename Finish>
+  __device__ __forceinline__ void apply(const T* x, Early&& early, Finish&& finish) {
     if (sizeof(T) == 4 && in_shared(x) && in_shared(h) && in_shared(chunk->kt) && in_shared(scores)) {
-      tall ? apply_with<8, true>(x, finish) : apply_with<4, true>(x, finish);
+      apply_with<true>(x, early, finish);
     } else {
-      tall ? apply_with<8, false>(x, finish) : apply_with<4, false>(x, finish);
+      apply_with<false>(x, early, finish);
     }
   }
 
   /// y ← σ H x.
   __device__ __noinline__ void apply_to(const T* x, T* y) {
-    apply(x, [&](int i, int c, const Vec<T>& value) { store(y + i * kStride + c, value); });
+    apply(x, NothingEarly<T>{},
+          [&](int i, int c, const auto& value, const auto&) { store(y + i * kStride + c, value); });
   }
 
   /// The ridge at row i, lanes c.
-  __device__ __forceinline__ Vec<T> ridge(int i, int c) const {
-    return diagonal ? broadcast(ridge_row[i]) : load(ridge_lane + c);
+  template <int kWidth = kVector>
+  __device__ __forceinline__ Vec<T, kWidth> ridge(int i, int c) const {
+    return diagonal ? broadcast<kWidth>(ridge_row[i]) : load<kWidth>(ridge_lane + c);
   }
 
  private:
@@ -100,35 +108,52 @@ struct Operator {
     const Chunk<T>& t = *chunk;
     const Decay& decay = t.key_decay();
     lane_dot<T>(hk, t.kt, t.size.dim, t.lanes, key_products);
+    const auto add = [](double a, double b) { return a + b; };
+    double* written = norm;  // and then the largest term
+    fold_earlier(
+        t.len,
+        [&](int c, int j) {
+          const double g = gram[j * kStride + c];
+          return j < c ? decay.m(j, c - 1) * t.beta[j] * g * g : 0;
+        },
+        add, written);
     each(t.len, [&](int c) {
       const double gamma = decay.gamma[c], reach = c == 0 ? 1 : decay.zeta[c - 1];
-      double written = reach == 0 ? 0 : reach * static_cast<double>(key_products[c]);
-      for (int j = 0; j < c; ++j) {
-        const double g = gram[j * kStride + c];
-        written += decay.m(j, c - 1) * t.beta[j] * g * g;
-      }
+      const double before = written[c] + (reach == 0 ? 0 : reach * static_cast<double>(key_products[c]));
       const double added = t.beta[c] * static_cast<double>(gram[c * kStride + c]);
-      const double cross = gamma == 0 ? 0 : sqrt(t.beta[c]) * sqrt(2 * gamma * (written < 0 ? -written : written));
+      const double cross = gamma == 0 ? 0 : sqrt(t.beta[c]) * sqrt(2 * gamma * (before < 0 ? -before : before));
       const double top = most(added, cross), a = added / top, b = cross / top;
-      const double square = top > 0 ? a * a + (written < 0 ? -b * b : b * b) : 0;
+      const double square = top > 0 ? a * a + (before < 0 ? -b * b : b * b) : 0;
       step_size[c] = top * sqrt(square < 0 ? -square : square);
       step_sign[c] = square < 0 ? -1 : 1;
     });
+    const auto from_state = [&](int c) { return decay.zeta[c] == 0 ? 0 : decay.zeta[c] * start; };
+    const auto from_token = [&](int c, int j) {
+      const double by = decay.m(j, c);
+      return by == 0 ? 0 : by * step_size[j];
+    };
+    fold_earlier(t.len, from_token, [](double a, double b) { return most(a, b); }, norm);
+    const auto inverse = [&](int c) {  // of the largest term, where there is one
+      const double top = norm[c];
+      return !(top > 0) || !finite(top) ? 0 : top < 0x1p-1000 ? 0x1p+1000 : 1 / top;
+    };
     each(t.len, [&](int c) {
-      // The state counts as token −1.
-      const auto term = [&](int j) {
-        const double by = j < 0 ? decay.zeta[c] : decay.m(j, c);
-        return by == 0 ? 0 : by * (j < 0 ? start : step_size[j]);
-      };
-      double top = 0;
-      for (int j = -1; j <= c; ++j) top = most(top, term(j));
-      const double lift = top < 0x1p-500 ? 0x1p+600 : 1, inverse = 1 / (top * lift);  // no division per term
-      double square = 0;
-      for (int j = -1; top > 0 && finite(top) && j <= c; ++j) {
-        const double ratio = term(j) * lift * inverse;
-        square += (j < 0 ? 1 : step_sign[j]) * ratio * ratio;
-      }
-      norm[c] = lost[c] ? not_a_number() : finite(top) ? top * sqrt(square > 0 ? square : 0) : top;
+      norm[c] = most(most(0.0, from_state(c)), norm[c]);
+      rho[c] = inverse(c);
+    });
+    double* squares = sigma;
+    fold_earlier(
+        t.len,
+        [&](int c, int j) {
+          const double ratio = from_token(c, j) * rho[c];
+          return step_sign[j] * ratio * ratio;
+        },
+        add, squares);
+    each(t.len, [&](int c) {
+      const double top = norm[c], ratio = from_state(c) * rho[c], square = squares[c] + ratio * ratio;
+      norm[c] = lost[c]       ? not_a_number()
+                : finite(top) ? sqrt(square > 0 ? square : 0) / (rho[c] > 0 ? rho[c] : 1)
+                              : top;
     });
   }
 
@@ -169,12 +194,12 @@ struct Operator {
         [&](int at, T value) { mask[at / kMaxChunk * kStride + at % kMaxChunk] = value; });
   }
 
-  template <int kRows, bool kShared, typename Finish>
-  __device__ __forceinline__ void apply_with(const T* x, Finish&& finish) {
+  template <bool kShared, typename Early, typename Finish>
+  __device__ __forceinline__ void apply_with(const T* x, Early&& early, Finish&& finish) {
     const Chunk<T>& t = *chunk;
     masked_scores<T, kShared>(t.len, t.lanes, t.size.dim, {t.kt, 1, kStride}, x, mask, scores);
-    state_and_tokens<T, kRows, kShared>(t.size.dim, t.lanes, t.size.dim, {h, 1, t.size.ldh()}, x, state_scale, t.len,
-                                        {t.kt, kStride, 1}, scores, finish);
+    state_and_tokens<T, kShared>(t.size.dim, t.lanes, t.size.dim, {h, 1, t.size.ldh()}, x, state_scale, t.len,
+                                 {t.kt, kStride, 1}, scores, early, finish);
   }
 };
 

@@ -16,14 +16,14 @@ struct Recall {
   T* mask;    // [len × lanes]: M_jc β_j σ_c for j ≤ c
   T* scores;  // scratch
   double sigma[kMaxChunk];
-  int lost[kMaxChunk];  // tokens whose answer is not a number
-  T solved[kMaxChunk];  // the weight of x̃ and of q in z̃
-  T direct[kMaxChunk];
+  int lost[kMaxChunk];              // tokens whose answer is not a number
+  alignas(16) T solved[kMaxChunk];  // the weight of x̃ and of q in z̃
+  alignas(16) T direct[kMaxChunk];
   alignas(16) T state_scale[kMaxChunk];  // σ_c ζ_c
 
-  __host__ __device__ void allocate(Arena& arena) {
+  __host__ __device__ void allocate(Arena& arena, T* room_for_scores) {
     mask = arena.take<T>(kMaxChunk * kStride);
-    scores = arena.take<T>(kMaxChunk * kStride);
+    scores = room_for_scores;
   }
 
   /// op: null where there is no solve. z̃ will lie in `room`.
@@ -52,10 +52,9 @@ struct Recall {
   /// z̃ from q and x̃ (null: no solve). A weight of 0 leaves its term out altogether: x̃ may be NaN where there was
   /// nothing to solve.
   __device__ __noinline__ void mix(const Chunk<T>& t, const T* x) {
-    each_lane(t.size.dim, t.lanes, [&](int, int c, int at) {
-      const T from_x = solved[c] != 0 ? solved[c] * x[at] : T{0};
-      const T from_q = direct[c] != 0 ? direct[c] * t.q[at] : T{0};
-      z[at] = from_x + from_q;
+    each_vector(t.size.dim, t.lanes, [&](int, int c, int at) {
+      const Vec<T> from_x = x != nullptr ? masked(load(x + at), load(solved + c)) : Vec<T>{};
+      store(z + at, from_x + masked(load(t.q + at), load(direct + c)));
     });
   }
 
@@ -76,9 +75,11 @@ struct Recall {
  private:
   __device__ __noinline__ void product(int m, int k, const Chunk<T>& t, Left<T> state, const T* x, Left<T> tokens,
                                        T scale, T* out) {
-    state_and_tokens<T, 4, false>(
-        m, t.lanes, k, state, x, state_scale, t.len, tokens, scores,
-        [&](int i, int c, const Vec<T>& value) { store(out + i * kStride + c, value * broadcast(scale)); });
+    state_and_tokens<T, false>(m, t.lanes, k, state, x, state_scale, t.len, tokens, scores, NothingEarly<T>{},
+                               [&](int i, int c, auto value, const auto&) {
+                                 for (T& number : value.x) number *= scale;
+                                 store(out + i * kStride + c, value);
+                               });
   }
 };
 

@@ -148,11 +148,14 @@ struct LaneSolver {
         });
         z = y;
       }
-      op.apply(z, [&](int row, int c, const Vec<T>& hz) {
+      const auto right_side = [&]<int kWidth>(int row, int c, Width<kWidth>) {
+        return load<kWidth>(b + row * kStride + c);
+      };
+      op.apply(z, right_side, [&]<int kWidth>(int row, int c, const Vec<T, kWidth>& hz, const Vec<T, kWidth>& bi) {
         const int at = row * kStride + c;
-        const Vec<T> zi = load(z + at);
-        const Vec<T> y = ahead ? zi : zi + load(mi + c) * (zi - load(before + at));
-        store(before + at, y - load(si + c) * (hz + op.ridge(row, c) * zi - load(b + at)));
+        const auto zi = load<kWidth>(z + at);
+        const auto y = ahead ? zi : zi + load<kWidth>(mi + c) * (zi - load<kWidth>(before + at));
+        store(before + at, y - load<kWidth>(si + c) * (hz + op.template ridge<kWidth>(row, c) * zi - bi));
       });
       T* const done = before;
       before = current;
@@ -235,9 +238,9 @@ struct LaneSolver {
     constexpr T kRounding = std::numeric_limits<T>::epsilon();
     each(lanes, [&](int c) { floor[c] = kRounding * kRounding * energy[c]; });
     for (std::int64_t i = 0; i < iterations; ++i) {
-      op.apply(p, [&](int row, int c, const Vec<T>& hp) {
+      op.apply(p, NothingEarly<T>{}, [&]<int kWidth>(int row, int c, const Vec<T, kWidth>& hp, const Vec<T, kWidth>&) {
         const int at = row * kStride + c;
-        store(w + at, hp + op.ridge(row, c) * load(p + at));
+        store(w + at, hp + op.template ridge<kWidth>(row, c) * load<kWidth>(p + at));
       });
       lane_dot<T>(p, w, dim, lanes, curvature);
       record_conjugate(i, r, p, w, lanes);

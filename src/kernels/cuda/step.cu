@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     unpack_matrix(u, s.dim, s.values, w.u, s.ldu());
     alone([&] { w.solver.iterations = iterations_of(step, b); });
     run_tokens(p, out, w, b, 0, 1, head, true);
-    pack_matrix<T>(w.op.h, s.ldh(), s.dim, s.dim, h);
+    pack_symmetric<T>(w.op.h, s.ldh(), s.dim, h);
     pack_matrix<T>(w.u, s.ldu(), s.dim, s.values, u);
   }
 }

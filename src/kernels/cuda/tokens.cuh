@@ -22,13 +22,14 @@ struct ForwardWorkspace {
     op.allocate_hot(arena, s);
     chunk.allocate_hot(arena, s);
     op.allocate(arena, s);
+    op.lend_room(solver.second);
     solver.allocate(arena, s);
     chunk.allocate(arena);
     u = arena.take<T>(s.u_size());
     x_room = arena.take<T>(has_schedule(options.solver) ? 0 : s.lanes_of_keys());
     o = arena.take<T>(most(s.lanes_of_keys(), s.lanes_of_values()));
     rows = arena.take<T>(s.rows_of_tokens());
-    recall.allocate(arena);
+    recall.allocate(arena, op.scores);
   }
 };
 
@@ -90,16 +91,17 @@ template <typename T>
 __device__ void answer_chunk(const Problem& p, const Outputs& out, ForwardWorkspace<T>& w, std::int64_t b,
                              std::int64_t t, std::int64_t head) {
   const Sizes& s = w.chunk.size;
+  T* const o = s.solves && s.values <= s.dim ? w.x : w.o;  // x has been read by the time o is written
   if (!s.remembers) {
-    each_lane(s.dim, w.chunk.len, [&](int, int c, int at) { w.o[at] = w.x[at] * static_cast<T>(w.op.sigma[c]); });
-    mark_lost<T>(w.o, s.dim, w.chunk.len, w.op.lost);
+    each_lane(s.dim, w.chunk.len, [&](int, int c, int at) { o[at] = w.x[at] * static_cast<T>(w.op.sigma[c]); });
+    mark_lost<T>(o, s.dim, w.chunk.len, w.op.lost);
   } else {
     w.recall.set(p, w.chunk, s.solves ? &w.op : nullptr, w.solver.free_room(s.solves ? w.x : nullptr));
     w.recall.mix(w.chunk, s.solves ? w.x : nullptr);
-    w.recall.read(w.chunk, w.u, p.options.scale, w.o);
-    mark_lost<T>(w.o, s.values, w.chunk.len, w.recall.lost);
+    w.recall.read(w.chunk, w.u, p.options.scale, o);
+    mark_lost<T>(o, s.values, w.chunk.len, w.recall.lost);
   }
-  w.chunk.store_lanes(out.o, b, t, head, s.remembers ? s.values : s.dim, w.o);
+  w.chunk.store_lanes(out.o, b, t, head, s.remembers ? s.values : s.dim, o);
 }
 
 /// Tokens begin … end − 1 of row b. The state before them is in w.op.h and w.u; the state after them is left there, if
