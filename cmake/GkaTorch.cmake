@@ -110,8 +110,10 @@ function(_gka_import_torch dir)
   # libtorch.so is empty but for its list of needed libraries, with libtorch_cuda.so among them where torch has CUDA;
   # only --no-as-needed keeps it, and with it the CUDA operators in a program that has no Python to load them.
   # What libtorch_cpu.so itself needs (cuBLAS and so on) is found at run time, by its own path.
-  target_link_libraries(gka::torch INTERFACE "-Wl,--push-state,--no-as-needed,${dir}/lib/libtorch.so,--pop-state"
-                                             gka::torch_cpu gka::c10)
+  # libstdc++ comes first: some libtorch.so export a std::filesystem of their own, part of which a program would call in
+  # the place of its own and crash (remove_all of torch 2.11 for CUDA).
+  target_link_libraries(gka::torch INTERFACE
+    "-Wl,--push-state,--no-as-needed,-l:libstdc++.so.6,${dir}/lib/libtorch.so,--pop-state" gka::torch_cpu gka::c10)
   target_link_options(gka::torch INTERFACE -Wl,--allow-shlib-undefined)
 endfunction()
 
