@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ def read_launches(path: Path) -> list[Launch]:
 def one_step(launches: list[Launch]) -> Step:
     """The launches after the optimiser's of one step, up to and with those of the next."""
     places = [i for i, launch in enumerate(launches) if OPTIMISER in launch.name]
-    ends = [a for a, b in zip(places, [*places[1:], 10**9], strict=True) if b - a > STEP]
+    ends = [a for a, b in itertools.pairwise([*places, 10**9]) if b - a > STEP]
     if len(ends) < 2:
         raise SystemExit("the file has no whole step: it needs the optimiser of two; profile more launches")
     return Step(launches[ends[0] + 1 : ends[1] + 1])

@@ -13,9 +13,9 @@ struct AnswersMemory {
   std::uint16_t v[kTileBytes / 2];  // then ζ_c s m_c
   std::uint16_t d_o[kTileBytes / 2];
   std::uint16_t k[kTileBytes / 2];
-  std::uint16_t q[kTileBytes / 2];  // then U_0, 64 rows at a time; with k then the gradient of U_0
+  std::uint16_t q[kTileBytes / 2];  // these then 64 rows of U_0 each, and together the gradient of U_0
   Gates gates;
-  Arrival arrival;
+  Arrival arrival, arrival_rest;
   alignas(8) float m_down[kChunk], weight[kChunk], weight_rest[kChunk];
   // Of the solve, logarithms to base 2: m_cj = 2^(row_c + column_j) for from_c ≤ j ≤ c.
   alignas(8) float row[kChunk], column[kChunk], square[kChunk];  // |k_j|² of the scaled keys
@@ -24,42 +24,34 @@ struct AnswersMemory {
   int refined;
 };
 
-/// The tile of ζ_c s m_c, in place of the values, from the tile of queries.
-template <typename Shape>
-__device__ __forceinline__ void read_mixed(const Problem& p, const Saved& saved, const Place& place,
-                                           AnswersMemory& memory) {
-  const Sides<Shape::kWhole> sides(p);
+/// The tile of ζ_c s m_c, in place of the values, from x and the tile of queries.
+__device__ __forceinline__ void mix(Wide& x, float scale, AnswersMemory& memory) {
   Gates& gates = memory.gates;
-  const Tile m{memory.v, kChunk}, q{memory.q, kChunk};
-  const float scale = static_cast<float>(p.options.scale);
-  const auto x = place.field(p, static_cast<const float*>(saved.x), sides.dim);
-  sweep_rows<1, 0, 4>([&](int c, int u) { return read_row<Shape::kWhole>(x, c, 8 * u, place.len, sides.dim); },
-                      [&](int c, int u, Eight& mixed, auto& of) {
-                        const float alpha = gates.alpha[c], all = scale * gates.zeta[c];
-                        const float of_q = all * (1 - alpha) * gates.q_down[c], of_x = all * alpha * gates.sigma[c];
-                        const Eight query = unpack<DType::float16>(q.unit(c, u));
-#pragma unroll
-                        for (int e = 0; e < 8; ++e) mixed.x[e] = of_q * query.x[e] + of_x * mixed.x[e];
-                        of.top[0] = largest_of(mixed);
-                      },
-                      [&](int c, int u, const Eight& mixed, const auto& of) {
-                        const Scale by = scale_of(of.top[0]);
-                        m.put(c, u, usable(of.top[0]) ? pack_eight(mixed, by.up) : Unit{});
-                        if (u != 0) return;
-                        memory.m_down[c] = by.down;
-                        if (!usable(of.top[0])) gates.found(c, kBadQuery);
-                      });
+  {
+    const auto of_q =
+        Wide::per_row([&](int c) { return scale * gates.zeta[c] * (1 - gates.alpha[c]) * gates.q_down[c]; });
+    const auto of_x = Wide::per_row([&](int c) { return scale * gates.zeta[c] * gates.alpha[c] * gates.sigma[c]; });
+    x.each_beside({memory.q, kChunk}, [&](const At& at, float& a, float& b, const Pair& query) {
+      a = of_q.x[at.r] * query.x + of_x.x[at.r] * a;
+      b = of_q.x[at.r] * query.y + of_x.x[at.r] * b;
+    });
+  }
+  const auto top = x.largest_bits();
+  scale_rows(x, top, [&](auto&& by) { x.store_rows({memory.v, kChunk}, by); });
+  x.each_row([&](int c, int r) {
+    memory.m_down[c] = scale_of(top.x[r]).down;
+    if (!usable(top.x[r])) gates.found(c, kBadQuery);
+  });
 }
 
-/// Keys and rows of the package. `gates.poison` says what of H is lost.
+/// Keys and rows of the package, from ‖H_0‖ and tr H_0. `gates.poison` says what of H is lost.
 template <typename Shape>
-__device__ __forceinline__ void prepare_solve(const Place& place, const Scratch& scratch, std::int64_t task,
-                                              AnswersMemory& memory) {
+__device__ __forceinline__ void prepare_solve(const Place& place, const Scratch& scratch, std::int64_t task, float eta,
+                                              float trace, AnswersMemory& memory) {
   Gates& gates = memory.gates;
   const SolveNumbers& solve = scratch.solve;
   ChunkRows& rows = scratch.rows(task);
-  const float eta = scratch.h.norm[task], log_eta = eta > 0 ? log2f(eta) : kNothing, log_pace = log2f(solve.pace);
-  const float trace = scratch.trace != nullptr ? scratch.trace[task] : 0;
+  const float log_eta = eta > 0 ? log2f(eta) : kNothing, log_pace = log2f(solve.pace);
   Scores squares;
   squares.multiply<Lies::by_columns>({memory.k, kChunk}, {memory.k, kChunk});
   squares.each([&](const At& at, float a, float b) {
@@ -119,9 +111,8 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     answers(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
             const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch scratch) {
   constexpr bool kWhole = Shape::kWhole;
-  const std::int64_t slot = block() / p.heads, head = block() % p.heads, task = block();
-  if (slot / 2 >= plan.count(p)) return;
-  const Place place = place_of(plan.segments[slot / 2], static_cast<int>(slot % 2), head);
+  const std::int64_t task = block();
+  const Place place = place_of_task(p, plan, static_cast<unsigned>(task));
   if (place.len == 0) {
     if (tile_thread() == 0) scratch.rows(task).chunk = {};
     return;
@@ -132,7 +123,11 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
   const Tile &m = v, own_state{memory.k, kWidth};
 
+  // Asked for early, needed late.
+  const float h_given = scratch.h.norm[task], u_given = scratch.u.norm[task];
+  const float trace = scratch.trace != nullptr ? scratch.trace[task] : 0;
   memory.arrival.init();
+  memory.arrival_rest.init();
   fetch_rows<kWhole>(v, p.v, place, sides.values);
   fetch_rows<kWhole>(d_o, out.d_o, place, sides.values);
   fetch_rows<kWhole>(k, p.k, place, sides.dim);
@@ -144,64 +139,70 @@ __global__ void __launch_bounds__(kTileThreads, 3)
                                                                                              gates);
   publish();
   sync();
-  std::uint16_t* const tokens = scratch.tokens + task * 3 * kChunk * kWidth;
-  send_tile(tokens, memory.v, 2 * kTileBytes);
-  send_tile(tokens + 2 * kChunk * kWidth, memory.q, kTileBytes);
+  send_tile(scratch.q_tiles + task * kChunk * kWidth, memory.q, kTileBytes);
   send_tile(scratch.packed(task, 0), memory.k, kTileBytes);
-  gates.lose_after(kBadKey, !finite(scratch.h.norm[task]));
-  prepare_solve<Shape>(place, scratch, task, memory);
-  const float u_given = scratch.u.norm[task], u_norm = finite(u_given) ? u_given : 0;
+  gates.lose_after(kBadKey, !finite(h_given));
+  prepare_solve<Shape>(place, scratch, task, h_given, trace, memory);
+  const float u_norm = finite(u_given) ? u_given : 0;
   gates.lose_after(kBadKey | kBadValue, !finite(u_given));
   if (tile_thread() == 0) scratch.zeta[task] = gates.zeta[kChunk - 1];
 
   Left<true> left;
   {
-    Scores read;
-    read.multiply<Lies::by_columns>(d_o, v);
-    const Fading fading(gates);
-    const auto o_down = Scores::of_rows(gates.o_down);
-    const auto beta = Scores::of_columns(gates.beta), v_down = Scores::of_columns(gates.v_down),
-               k_down = Scores::of_columns(gates.k_down);
-    left = read.as_left<true>([&](const At& at, float a, float b) -> Pair {
-      const auto by = [&](int e) {
-        return fading.to_row(at, e) * o_down.x[at.r] * (beta.x[at.c + e] * v_down.x[at.c + e] * k_down.x[at.c + e]);
-      };
-      return {a * by(0), b * by(1)};
-    });
+    Wide x;
+    read_tokens<kWhole>(x, p, place, static_cast<const float*>(saved.x));
+    {
+      Scores read;
+      read.multiply<Lies::by_columns>(d_o, v);
+      const Fading fading(gates);
+      const auto o_down = Scores::of_rows(gates.o_down);
+      const auto beta = Scores::of_columns(gates.beta), v_down = Scores::of_columns(gates.v_down),
+                 k_down = Scores::of_columns(gates.k_down);
+      left = read.as_left<true>([&](const At& at, float a, float b) -> Pair {
+        const auto by = [&](int e) {
+          return fading.to_row(at, e) * o_down.x[at.r] * (beta.x[at.c + e] * v_down.x[at.c + e] * k_down.x[at.c + e]);
+        };
+        return {a * by(0), b * by(1)};
+      });
+    }
+    wait_until_sent();
+    sync();
+    mix(x, static_cast<float>(p.options.scale), memory);
   }
-  wait_until_sent();
   sync();
-  read_mixed<Shape>(p, saved, place, memory);
-  sync();
-  const auto request_state = [&](int half) {  // rows 64 half … of both blocks of columns
+  const auto request_state = [&](Arrival& arrival, std::uint16_t* to, int half) {  // rows 64 half … of both blocks
     const std::uint16_t* from = scratch.u.tile(task) + half * kChunk * 64;
-    memory.arrival.request(Piece{memory.q, from, kTileBytes / 2},
-                           Piece{memory.q + kTileBytes / 4, from + kWidth * 64, kTileBytes / 2});
+    arrival.request(Piece{to, from, kTileBytes / 2}, Piece{to + kTileBytes / 4, from + kWidth * 64, kTileBytes / 2});
   };
-  request_state(0);
+  request_state(memory.arrival, memory.q, 0);
   Scores answer[2];
   const bool wide = scratch.solve.float32 || memory.refined;
   {
-    const Field<float> udo = place.field(p, scratch.udo, sides.dim);
-    const auto o_down = Scores::of_rows(gates.o_down), zeta = Scores::of_rows(gates.zeta),
-               poison = Scores::of_rows(gates.poison);
+    for (int half = 0; half < 2; ++half) answer[half].multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
+    sync();
+    request_state(memory.arrival_rest, memory.k, 1);
+    const auto o_down = Scores::of_rows(gates.o_down), zeta = Scores::of_rows(gates.zeta);
+    const auto lost = Scores::per_row(
+        [&](int row) { return gates.poison[row] + (gates.bad[row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0); });
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      Scores part;
-      part.multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
-      memory.arrival.wait(half);
-      answer[half].template multiply<Lies::by_columns>(d_o, q);
-      sync();
-      if (half == 0) request_state(1);
-      answer[half].row_sums_with(Tile{memory.v + half * kChunk * 64, kChunk},
-                                 half == 0 ? memory.weight : memory.weight_rest);
-      answer[half].each_with(part, [&](const At& at, float& a, float& b, float own_a, float own_b) {
+      (half == 0 ? memory.arrival : memory.arrival_rest).wait(0);
+      Scores read;
+      read.multiply<Lies::by_columns>(d_o, half == 0 ? q : k);
+      read.row_sums_with(Tile{memory.v + half * kChunk * 64, kChunk}, half == 0 ? memory.weight : memory.weight_rest);
+      answer[half].each_with(read, [&](const At& at, float& a, float& b, float read_a, float read_b) {
         const float by = o_down.x[at.r] * u_norm * zeta.x[at.r], factor = left.factor[at.r];
-        const float lost = poison.x[at.r] + (gates.bad[at.row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0);
-        a = a * by + own_a * factor + lost;
-        b = b * by + own_b * factor + lost;
+        a = read_a * by + (a * factor + lost.x[at.r]);
+        b = read_b * by + (b * factor + lost.x[at.r]);
+      });
+    }
+  }
+  if (wide) {
+    const Field<float> udo = place.field(p, scratch.udo, sides.dim);
+    for (int half = 0; half < 2; ++half) {
+      answer[half].each([&](const At& at, float a, float b) {
         const int column = at.column + 64 * half;
-        if (!wide || at.row >= place.len || !(kWhole || column < sides.dim)) return;
+        if (at.row >= place.len || !(kWhole || column < sides.dim)) return;
         *reinterpret_cast<Pair*>(udo.at(at.row, column)) = {a, b};
       });
     }
@@ -233,12 +234,12 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   keep(scratch.gates[task], static_cast<const KeptGates&>(gates));
   float* weights[] = {memory.weight};
   const float down = normalise(weights);
-  weigh_rows(m, m, memory.weight);
+  weigh_rows(m, m, [&](int c) { return memory.weight[c]; });
   publish();
   sync();
   Square own;
   own.outer<false>(m, d_o);
-  send_state(own, down, own_state, scratch.r, task, gates.spoils_start(kBadKey | kBadQuery | kBadOutput), gates);
+  send_state<false>(own, down, own_state, scratch.r, task, gates.spoils_start(kBadKey | kBadQuery | kBadOutput), gates);
   finish_sending();
 }
 

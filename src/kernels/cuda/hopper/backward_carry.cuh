@@ -52,6 +52,8 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
   const auto inside = [&](int i) { return row < c.rows && column + i < c.columns; };
   const std::int64_t at = state_at * c.rows * c.columns + static_cast<std::int64_t>(row) * c.columns + column;
 
+  const bool twice = kKeys && row < 64 && column >= 64;  // stands for its mirror image too
+
   const std::int64_t segments = plan.begin[n + 1] - plan.begin[n];
   const int count =
       segments == 0 ? 0
@@ -115,6 +117,7 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
     request(back + kCarryAhead, place);
     place = place + 1 == kCarryAhead ? 0 : place + 1;
     inner = sum_lanes(inner);
+    if (twice) inner *= 2;
     if (e % (kOwn * kLanes) == 0) c.inner[task * kPartials + e / (kOwn * kLanes)] = inner;
     bound = faded(bound, zeta) + number(here.top);
     if constexpr (kKeys) bound += bits_to_float(size_bits(of_h));
@@ -125,25 +128,34 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
   }
 }
 
+/// Blocks for a quarter of a state's numbers, and for the gradients of U and H of a sequence's head: of H's all but the
+/// second quarter.
+inline constexpr int kCarryQuarter = kStateNumbers / 8 / kTileThreads / 4, kCarryBlocks = 7 * kCarryQuarter;
+
 /// Both gradients, in turn.
 static __global__ void __launch_bounds__(kTileThreads, 4)
     carry_back(const __grid_constant__ Problem p, Plan plan, const float* zetas, const __grid_constant__ CarryBack of_u,
                const __grid_constant__ CarryBack of_h) {
-  if (block() % 2 == 0) {
-    carry_numbers<false>(p, plan, zetas, of_u, block() / 2);
+  const std::int64_t state = block() / kCarryBlocks;
+  const int part = static_cast<int>(block() % kCarryBlocks), of_keys = part - 4 * kCarryQuarter;
+  if (of_keys < 0) {
+    carry_numbers<false>(p, plan, zetas, of_u, state * 4 * kCarryQuarter + part);
   } else {
-    carry_numbers<true>(p, plan, zetas, of_h, block() / 2);
+    carry_numbers<true>(p, plan, zetas, of_h,
+                        state * 4 * kCarryQuarter + of_keys + (of_keys < kCarryQuarter ? 0 : kCarryQuarter));
   }
 }
 
-/// d_h0 is symmetric: rounding made it so only nearly.
+/// d_h0 is symmetric: a quarter of it is missing, and rounding made the rest so only nearly.
 static __global__ void __launch_bounds__(kTileThreads) make_symmetric(std::int64_t matrices, int dim, float* h) {
   const std::int64_t pairs = static_cast<std::int64_t>(dim) * dim;
   for (std::int64_t i = block() * kTileThreads + tile_thread(); i < matrices * pairs; i += blocks() * kTileThreads) {
     const std::int64_t row = i % pairs / dim, column = i % dim;
     if (row >= column) continue;
     float* m = h + i / pairs * pairs;
-    m[row * dim + column] = m[column * dim + row] = (m[row * dim + column] + m[column * dim + row]) / 2;
+    const bool both = row / 64 == column / 64;
+    const float upper = m[row * dim + column], lower = both ? m[column * dim + row] : upper;
+    m[row * dim + column] = m[column * dim + row] = (upper + lower) / 2;
   }
 }
 

@@ -89,14 +89,14 @@ struct alignas(16) KeptGates {
 struct Gates : KeptGates {
   double sums[kChunk];
   double carry;
-  int any_forgets;
+  int any_forgets, any_poison;
   alignas(8) float poison[kChunk];  // to be added to what is written for a token: 0, or NaN
   alignas(16) float parts[4 * kChunk];
 
   /// `log_norm` gets log₂ ‖H_c‖, kNothing where there is none.
   __device__ void load(const Problem& p, const double* norm, const Place& place, float* log_norm) {
     const Field<const double> norms = place.field(p, norm, 1);
-    if (tile_thread() == 0) any_bad = any_forgets = 0;
+    if (tile_thread() == 0) any_bad = any_forgets = any_poison = 0;
     sync();
     each_of(kChunk, [&](int c) {
       const bool there = c < place.len;
@@ -129,7 +129,7 @@ struct Gates : KeptGates {
     mark(&bad[c], what);
     raise(&any_bad);
   }
-  // After a barrier behind the loading of rows; these end with one.
+  // After a barrier behind the loading of rows; these end with one where anything changes. `poison` is 0 at first.
   /// Lost is what has such a mark, and what comes after it, or after a lost state `before` the chunk.
   __device__ bool lose_after(int marks, bool before) {
     return lose(before, [&](bool reached, int i) { return (reached && !forgets[i]) || (bad[i] & marks) != 0; });
@@ -170,10 +170,9 @@ struct Gates : KeptGates {
   }
   template <typename Step>
   __device__ bool lose(bool reached, Step&& step, bool backwards = false) {
-    if (!reached && !any_bad) {
-      each_of(kChunk, [&](int c) { poison[c] = 0; });
-      return false;
-    }
+    if (!reached && !any_bad && !any_poison) return false;
+    sync();
+    if (tile_thread() == 0) any_poison = 1;
 #pragma unroll 1
     for (int i = 0; i < kChunk; ++i) {
       reached = step(reached, i);
@@ -211,23 +210,7 @@ __device__ __forceinline__ Unit pack_eight(const Eight& eight, float by) {
   for (int w = 0; w < 4; ++w) unit.words[w] = pack_halves(eight.x[2 * w] * by, eight.x[2 * w + 1] * by);
   return unit;
 }
-/// What that lost.
-__device__ __forceinline__ Unit pack_rest(const Eight& eight, float by, const Unit& unit) {
-  const Eight kept = unpack<DType::float16>(unit);
-  Unit rest;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    rest.words[w] = pack_halves(eight.x[2 * w] * by - kept.x[2 * w], eight.x[2 * w + 1] * by - kept.x[2 * w + 1]);
-  }
-  return rest;
-}
-__device__ __forceinline__ std::uint32_t largest_of(const Eight& eight) {
-  std::uint32_t top = 0;
-#pragma unroll
-  for (const float x : eight.x) top = most(top, size_bits(x));
-  return top;
-}
-/// The same of eight packed numbers, without unpacking them.
+/// The largest bits of a number's size among eight packed ones, without unpacking them.
 template <DType kType>
 __device__ __forceinline__ std::uint32_t largest_of(const Unit& unit) {
   const std::uint32_t top = largest_word(unit);
@@ -236,25 +219,15 @@ __device__ __forceinline__ std::uint32_t largest_of(const Unit& unit) {
 __device__ __forceinline__ bool usable(std::uint32_t top) { return top < 0x7f800000u; }
 
 /// Eight 16-bit numbers from a multiple of eight on, of `columns` (a multiple of 4).
-template <bool kWhole>
 __device__ __forceinline__ Unit read_row(const Field<const std::uint16_t>& from, int c, int i, int len, int columns) {
   if (c >= len || i >= columns) return {};
   const std::uint16_t* p = from.at(c, i);
-  if constexpr (kWhole) return read_unit(p);
   Unit unit{};
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
     if (i + e < columns) unit.words[e / 2] |= static_cast<std::uint32_t>(p[e]) << 16 * (e % 2);
   }
   return unit;
-}
-template <bool kWhole>
-__device__ __forceinline__ Eight read_row(const Field<const float>& from, int c, int i, int len, int columns) {
-  if (c >= len || i >= columns) return {};
-  const Quad first = read_quad(from.at(c, i));
-  Quad second{};
-  if (kWhole || i + 4 < columns) second = read_quad(from.at(c, i + 4));
-  return {first.x[0], first.x[1], first.x[2], first.x[3], second.x[0], second.x[1], second.x[2], second.x[3]};
 }
 
 /// Whether a view is of such 16-bit numbers, at multiples of eight of them.
@@ -264,21 +237,16 @@ inline bool lies_whole(const View& view, DType dtype) {
                                   whole(view.batch_stride) && whole(view.token_stride) && whole(view.head_stride));
 }
 
-/// A view's rows into a tile as they are. Every thread gets the units that it will see in `sweep_rows`.
-template <bool kWhole>
+/// A view's rows into a tile as they are. Every thread gets the units that it will see in `sweep_units`.
+template <bool kWhole, int kGroups = 1>
 __device__ __forceinline__ void fetch_rows(const Tile& to, const View& view, const Place& place, int columns) {
   const Field<const std::uint16_t> from = place.field(view);
-  sweep_rows<0, 0, 8>(
-      [&](int c, int u) {
-        if constexpr (kWhole) {
-          const bool there = c < place.len;
-          copy_sixteen(to.at(c, 8 * u), there ? from.at(c, 8 * u) : from.data, !there);
-        } else {
-          to.put(c, u, read_row<false>(from, c, 8 * u, place.len, columns));
-        }
-        return 0;
-      },
-      [](auto&&...) {}, [](auto&&...) {});
+  if constexpr (kWhole) {
+    copy_rows<kGroups>(to, from.data, from.stride, place.len);
+  } else {
+    sweep_units<kGroups>([&](int c, int u) { return read_row(from, c, 8 * u, place.len, columns); },
+                         [&](int c, int u, const Unit& unit) { to.put(c, u, unit); });
+  }
 }
 
 /// Eight units of a row.
@@ -321,13 +289,12 @@ __device__ __forceinline__ void settle_rows(std::uint16_t* tiles, float* down, G
   }
 }
 
-/// to = from · factor, row by row.
-template <int kGroups = 1>
-__device__ __forceinline__ void weigh_rows(const Tile& to, const Tile& from, const float* factor) {
-  sweep_rows<0, 0, 4, kGroups>([&](int c, int u) { return from.unit(c, u); }, [](auto&&...) {},
-                               [&](int c, int u, const Unit& unit, const auto&) {
-                                 to.put(c, u, pack_eight(unpack<DType::float16>(unit), factor[c]));
-                               });
+/// to = from · factor(c), row by row, as float16. Every thread has the units that it would fetch.
+template <int kGroups = 1, DType kType = DType::float16, typename Factor>
+__device__ __forceinline__ void weigh_rows(const Tile& to, const Tile& from, Factor&& factor) {
+  sweep_units<kGroups>(
+      [&](int c, int u) { return from.unit(c, u); },
+      [&](int c, int u, const Unit& unit) { to.put(c, u, pack_eight(unpack<kType>(unit), factor(c))); });
 }
 /// Scales weights of the 64 tokens so that float16 holds rows times them; what undoes it is returned. Between barriers.
 template <int kArrays>

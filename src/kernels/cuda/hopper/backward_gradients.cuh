@@ -10,7 +10,7 @@ namespace gka::kernels::cuda::hopper::passes {
 
 struct GradientsMemory {
   std::uint16_t k[kTileBytes / 2];
-  std::uint16_t v[kTileBytes / 2];                       // then two left operands
+  std::uint16_t v[kTileBytes / 2];
   std::uint16_t d_o[kTileBytes / 2], q[kTileBytes / 2];  // q then two left operands; both: R̄', then H_0
   std::uint16_t x[kTileBytes / 2], y[kTileBytes / 2];    // then Ḡ'
   std::uint16_t left[kTileBytes / 4];
@@ -32,6 +32,7 @@ struct GradientsMemory {
   __device__ float* since() { return reinterpret_cast<float*>(gates.sums); }
   __device__ float* after() { return since() + kChunk; }
   __device__ float* d_beta() { return gates.udo_down; }
+  __device__ float* still_read() { return up_s; }  // Σ_{c ≥ j} M_jc ζ_c w_c
 };
 
 /// Numbers of the two columns of a place. Read where they are needed: registers are what this kernel is short of.
@@ -71,28 +72,30 @@ __device__ __forceinline__ void bound_rows(GradientsMemory& memory, float scale)
   const Solutions& solutions = memory.solutions;
   float *since = memory.since(), *read = gates.parts, *solved = read + kChunk, *nested = solved + kChunk,
         *written = nested + kChunk;
-  each_of(kChunk, [&](int c) { since[c] = gates.forgets[c] ? static_cast<float>(c) : -1.0f; });
-  running_largest<1>([&](int) { return Running{since, false}; });
-  sync();
-  each_of(kChunk, [&](int c) {
-    const float of_q = scale * (1 - gates.alpha[c]) * gates.q_down[c],
-                of_x = scale * gates.alpha[c] * solutions.x_down[c];
-    const float reach = gates.reach[c], key = logarithm(gates.beta[c]) + 2 * logarithm(gates.k_down[c]);
-    memory.of_q[c] = of_q;
-    memory.of_x[c] = of_x;
+  float* const largest[] = {read, solved, nested, written, memory.up_s};
+  const std::uint64_t forgets = marked_tokens(gates.forgets);
+  const auto of_q = [&](int c) { return scale * (1 - gates.alpha[c]) * gates.q_down[c]; };
+  const auto of_x = [&](int c) { return scale * gates.alpha[c] * solutions.x_down[c]; };
+  running_largest<5>(
+      [&](int i) { return i < 2 || i == 4; },  // from the last token down: read, solved, up_s
+      [&](int i, int c) {
+        const float reach = gates.reach[c], key = logarithm(gates.beta[c]) + 2 * logarithm(gates.k_down[c]);
+        if (i == 0) return reach + logarithm(gates.o_down[c]) + most(logarithm(of_q(c)), logarithm(of_x(c)));
+        if (i == 1) {
+          return reach + most(logarithm(of_x(c)) + logarithm(solutions.y_down[c]), logarithm(solutions.reach[c]) + key);
+        }
+        return i == 2 ? key - reach : key + (i == 3 ? kFar : -kFar) * last_marked(forgets, c);
+      },
+      [&](int i, int c, float value) { largest[i][c] = value; });
+  for (int c = tile_thread(); c < kChunk; c += kTileThreads) {
+    since[c] = last_marked(forgets, c);
+    memory.of_q[c] = of_q(c);
+    memory.of_x[c] = of_x(c);
     memory.key_inner[c] = memory.arriving[c] = memory.values_arriving[c] = memory.state_solved[c] = 0;
-    memory.d_beta()[c] = memory.after()[c] = 0;
-    read[c] = reach + logarithm(gates.o_down[c]) + most(logarithm(of_q), logarithm(of_x));
-    solved[c] = reach + most(logarithm(of_x) + logarithm(solutions.y_down[c]), logarithm(solutions.reach[c]) + key);
-    nested[c] = key - reach;
-    written[c] = key + kFar * since[c];
-    memory.up_s[c] = key - kFar * since[c];
+    memory.d_beta()[c] = memory.after()[c] = gates.poison[c] = 0;
     gates.bad[c] = solutions.bad[c];
-    if (c == 0) gates.any_bad = solutions.any_bad;
-  });
-  running_largest<5>([&](int i) {  // from the last token down: read, solved, up_s
-    return Running{i < 4 ? read + i * kChunk : memory.up_s, i < 2 || i == 4};
-  });
+    if (c == 0) gates.any_bad = solutions.any_bad, gates.any_poison = 0;
+  }
   sync();
   each_of(kChunk, [&](int j) {
     const float reach = gates.reach[j], key = logarithm(gates.k_down[j]), value = logarithm(gates.v_down[j]);
@@ -117,13 +120,18 @@ __device__ __forceinline__ void sum_pairs(const Gradients& out, GradientsMemory&
       gates.reach, [&](int i) { return gates.beta[i] * memory.key_inner[i]; },
       [&](int c, float seen) {
         const float zeta = gates.zeta[c], both = memory.arriving[c] + memory.values_arriving[c];
+        const float weight = memory.solutions.weight[c], written = gates.beta[c] * memory.key_inner[c];
+        // Pairs of tokens have a part with the state between them: −½ ‖H_0‖ w_c M_jc ζ_c (k_jᵀ H_0 k_j / ‖H_0‖).
+        const float nested = 0.5f * norm, still_read = memory.still_read()[c];
         if (c < place.len && out.d_beta.data != nullptr) {
-          write(out.d_beta, place.at(out.d_beta, c), memory.d_beta()[c] + gates.end[c] * both + gates.poison[c]);
+          write(out.d_beta, place.at(out.d_beta, c),
+                memory.d_beta()[c] - nested * memory.key_inner[c] * still_read + gates.end[c] * both + gates.poison[c]);
         }
-        const float solved =
-            scale * gates.alpha[c] * memory.state_solved[c] + 0.5f * memory.solutions.weight[c] * (zeta * norm + seen);
+        const float row = memory.after()[c] - nested * written * (still_read - weight * zeta);
+        const float column = memory.of_q[c] - nested * weight * zeta * (seen - written);
+        const float solved = scale * gates.alpha[c] * memory.state_solved[c] + 0.5f * weight * (zeta * norm + seen);
         gates.state_read[c] -= zeta * norm * solved;
-        own[c] = memory.after()[c] - memory.of_q[c] + gates.end[c] * gates.beta[c] * both;
+        own[c] = row - column + gates.end[c] * gates.beta[c] * both;
       });
   if (out.d_log_decay.data == nullptr) return;
   sync();
@@ -145,10 +153,7 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
     gradients(const __grid_constant__ Problem p, const __grid_constant__ Gradients out, Plan plan,
               const __grid_constant__ Scratch scratch) {
   constexpr bool kWhole = Shape::kWhole;
-  const std::int64_t slot = block() / p.heads, head = block() % p.heads, task = block();
-  if (slot / 2 >= plan.count(p)) return;
-  const Place own_place = place_of(plan.segments[slot / 2], static_cast<int>(slot % 2), head);
-  if (own_place.len == 0) return;
+  const std::int64_t task = block();
   auto& memory = *reinterpret_cast<GradientsMemory*>(tile_memory());
   const Sides<kWhole> sides(p);
   Gates& gates = memory.gates;
@@ -156,29 +161,34 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
   const Tile x{memory.x, kChunk}, y{memory.y, kChunk}, state{memory.d_o, kWidth}, last_state{memory.x, kWidth};
   const Tile left{memory.left, kChunk}, left_x{memory.q, kChunk}, left_y{memory.q + kTileBytes / 4, kChunk};
-  const Tile squares{memory.v, kChunk}, fadings{memory.v + kTileBytes / 4, kChunk};
+  const Tile &squares = left_x, &fadings = left_y;
   const float scale = static_cast<float>(p.options.scale);
   const auto or_nothing = [](float value) { return finite(value) ? value : 0; };
 
   memory.tokens.init();
   memory.states.init();
-  sync();
   memory.tokens.request(Piece{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
                         Piece{&memory.solutions, scratch.solutions + task, sizeof(Solutions)},
                         Piece{memory.k, scratch.packed(task, 0), kTileBytes},
-                        Piece{memory.v, scratch.tokens + task * 3 * kChunk * kWidth, 3 * kTileBytes},
+                        Piece{memory.q, scratch.q_tiles + task * kChunk * kWidth, kTileBytes},
                         Piece{memory.x, scratch.x_tiles + task * kChunk * kWidth, kTileBytes},
                         Piece{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes});
-  {
+  const Place own_place = place_of_task(p, plan, static_cast<unsigned>(task));
+  fetch_rows<kWhole, kTeams>(v, p.v, own_place, sides.values);
+  fetch_rows<kWhole, kTeams>(d_o, out.d_o, own_place, sides.values);
+  const auto solved = SharedScores::saved(scratch.scores + task * kChunk * kChunk);
+  if (tile_thread() >= kTeams * kTileThreads - kLanes) {  // one warp, and not the one that asks for the tiles
     const float h_norm = or_nothing(scratch.h.norm[task]), u_norm = or_nothing(scratch.u.norm[task]);
     const float r_down = scratch.r_down[task], g_down = scratch.g_down[task];
     float inner = 0;
-#pragma unroll 1
-    for (int i = tile_thread(); i < kPartials; i += kTileThreads) {
-      inner += scratch.r_inner[task * kPartials + i] * u_norm + scratch.g_inner[task * kPartials + i] * h_norm;
+#pragma unroll
+    for (int i = tile_thread() % kLanes; i < kPartials; i += kLanes) {
+      const bool symmetric = i / (kPartials / 4) == 1;  // of H's only three quarters are there
+      inner += scratch.r_inner[task * kPartials + i] * u_norm;
+      inner += symmetric ? 0 : scratch.g_inner[task * kPartials + i] * h_norm;
     }
-    inner = sum_of_threads(inner, memory.up_k);
-    if (tile_thread() == 0) {
+    inner = sum_lanes(inner);
+    if (tile_thread() % kLanes == 0) {
       memory.place = own_place;
       memory.h_norm = h_norm;
       memory.r_down = or_nothing(r_down);
@@ -187,23 +197,33 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
       memory.values_lost = !finite(r_down);
       memory.keys_lost = !finite(r_down) || !finite(g_down);
     }
-    sync();
   }
-  const Place& place = memory.place;
-  SharedScores solved;
-  solved.fetch(scratch.scores + task * kChunk * kChunk);
+  sync();
   memory.tokens.wait(0);
+  wait_for_copies();
+  const Place& place = memory.place;
+  if (place.len == 0) return;
+  weigh_rows<kTeams, Shape::kType>(v, v, [&](int c) { return inverse_of_power(gates.v_down[c]); });
+  weigh_rows<kTeams, Shape::kType>(d_o, d_o, [&](int c) { return inverse_of_power(gates.o_down[c]); });
+  if (solutions.any_bad) {
+    sweep_units<kTeams>([&](int c, int) { return solutions.bad[c]; },
+                        [&](int c, int u, int bad) {
+                          if (bad & kBadValue) v.put(c, u, Unit{});
+                          if (bad & kBadOutput) d_o.put(c, u, Unit{});
+                        });
+  }
+  publish();
   bound_rows(memory, scale);
   gates.lose_before(kBadKey | kBadQuery | kBadOutput, memory.values_lost);  // for dv
 
   // (v_j·do_c) q_c needs no solution.
-  const SharedFading fading(gates);
   SharedScores values, queries, answered;
   values.queue<Lies::by_columns>(v, d_o);
   queries.queue<Lies::by_columns>(k, q);
   SharedScores::finish(values, queries);
   {
     const auto v_down = SharedScores::of_rows(gates.v_down), up = SharedScores::of_rows(memory.up_k);
+    const SharedFading fading(gates);
     SharedScores::put({left}, [&](const At& at, int i, Pair(&to)[1]) {
       const Pair m = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at);
       values[i] *= v_down.x[at.r] * of_o.x;
@@ -223,13 +243,15 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   {
     const auto k_down = SharedScores::of_rows(gates.k_down), up = SharedScores::of_rows(memory.up_k),
                up_v = SharedScores::of_rows(memory.up_v);
+    const SharedFading fading(gates);
     SharedScores::put({left, left_x, left_y}, [&](const At& at, int i, Pair(&to)[3]) {
       const Pair fade = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at),
                  of_x = columns(memory.of_x, at), of_y = columns(solutions.y_down, at);
       const float key = k_down.x[at.r], unit = up.x[at.r], unit_v = key * up_v.x[at.r];
+      const Pair along_x = solved.pair(i);
       const auto weigh = [&](int e, float m, float by_o, float by_q, float by_x, float by_y, float& of_v, float& of_kx,
                              float& of_ky) {
-        const float of_solved = by_x * solved[i + e], mixed = by_q * queries[i + e] + of_solved;
+        const float of_solved = by_x * (e == 0 ? along_x.x : along_x.y), mixed = by_q * queries[i + e] + of_solved;
         const float read = values[i + e], of_answer = key * (by_y * answered[i + e]);
         queries[i + e] = key * m * (mixed * read - of_solved * of_answer);
         of_v = mixed * m * (by_o * unit_v);
@@ -242,47 +264,19 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   }
   publish();
   sync();
+  SharedScores products;
   d_v.queue<Lies::by_depth, false, kChunk>(left, d_o);
   sum.queue<Lies::by_depth, true, kChunk>(left_x, x);
   sum.queue<Lies::by_depth, true, kChunk>(left_y, y);
   SharedWide::finish(d_v, sum);
   sync();
-  memory.states.request(Piece{state.data, scratch.r.tile(task), kStateBytes});
-
-  // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
-  const auto add_state = [&](SharedWide& to, const float* rows, const float* fades, const float* up, float by) {
-    const auto row = SharedWide::of_rows(rows), fade = SharedWide::of_rows(fades), unit = SharedWide::of_rows(up);
-    float factor[sizeof(row.x) / sizeof(float)];
-#pragma unroll
-    for (int r = 0; r < static_cast<int>(sizeof(row.x) / sizeof(float)); ++r) {
-      factor[r] = by * fade.x[r] * row.x[r] * unit.x[r];
-    }
-    add_rows(to, part, factor);
-  };
-  memory.states.wait(0);
-  part.multiply<Lies::by_columns>(v, state);
-  part.row_sums_with(k, memory.values_arriving);
-  add_state(sum, gates.v_down, gates.end, memory.up_k, memory.r_down);
-  part.multiply<Lies::by_depth>(k, state);
-  add_state(d_v, gates.k_down, gates.end, memory.up_v, memory.r_down);
-  sync();
-  memory.states.request(Piece{state.data, scratch.h.tile(task), kStateBytes});
-  {
-    const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
-               up = SharedWide::of_rows(memory.up_v);
-    d_v.each([&](const At& at, float& a, float& b) {
-      const float by = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
-      a = a * by + lost;
-      b = b * by + lost;
-    });
-    write_rows<Shape>(d_v, out.d_v, place, sides.values);
-  }
-  // The nested term between tokens; for its share of the pairs Σ_i (k_i·k_j)² M_ic β_i.
-  SharedScores products;
+  memory.states.request(Piece{state.data, scratch.r.tile(task), kTileBytes});
   products.multiply<Lies::by_columns>(k, k);
+  // The nested term between tokens; for its share of the pairs Σ_i (k_i·k_j)² M_ic β_i.
   {
     const auto row_down = SharedScores::of_rows(gates.k_down), row_weight = SharedScores::of_rows(solutions.reach),
                up = SharedScores::of_rows(memory.up_k), up_squares = SharedScores::of_rows(memory.up_s);
+    const SharedFading fading(gates);
     SharedScores::put({left, squares, fadings}, [&](const At& at, int i, Pair(&to)[3]) {
       const Pair fade = fading.between(at), beta = columns(gates.beta, at), down = columns(gates.k_down, at),
                  column_weight = columns(solutions.reach, at);
@@ -302,28 +296,16 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   products.queue<Lies::by_columns, false, kChunk>(squares, fadings);
   sum.queue<Lies::by_depth, true, kChunk>(left, k);
   SharedWide::finish(products, sum);
-
-  // With the state before the chunk.
-  memory.states.wait(1);
-  part.multiply<Lies::by_columns>(x, state);
-  part.row_sums_with(y, memory.state_solved);
   sync();
-  memory.states.request(Piece{last_state.data, scratch.g.tile(task), kStateBytes});
-  part.multiply<Lies::by_columns>(k, state);
-  part.row_sums_with(k, memory.key_inner);
-  each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
-  add_state(sum, gates.k_down, solutions.reach, memory.up_k, -memory.h_norm);
-  gates.lose_before(~0, memory.keys_lost);
+  memory.tokens.request(Piece{state.data + kSecondHalf, scratch.r.tile(task) + kSecondHalf, kTileBytes});
   {
-    const auto row_down = SharedScores::of_rows(gates.k_down), up_squares = SharedScores::of_rows(memory.up_s),
-               key_inner = SharedScores::of_rows(memory.key_inner);
+    const auto row_down = SharedScores::of_rows(gates.k_down), up_squares = SharedScores::of_rows(memory.up_s);
+    const SharedFading fading(gates);
     queries.each_with(products, [&](const At& at, float& a, float& b, float seen_a, float seen_b) {
-      const Pair m = fading.to_column(at), weight = columns(solutions.weight, at), zeta = columns(gates.zeta, at);
-      const float down = 0.5f * row_down.x[at.r] * row_down.x[at.r];
-      const float of_seen = down * inverse_of_power(up_squares.x[at.r]),
-                  of_state = down * memory.h_norm * key_inner.x[at.r];
-      a -= weight.x * m.x * (of_seen * seen_a + of_state * zeta.x);
-      b -= weight.y * m.y * (of_seen * seen_b + of_state * zeta.y);
+      const Pair m = fading.to_column(at), weight = columns(solutions.weight, at);
+      const float by = 0.5f * row_down.x[at.r] * row_down.x[at.r] * inverse_of_power(up_squares.x[at.r]);
+      a -= weight.x * m.x * (by * seen_a);
+      b -= weight.y * m.y * (by * seen_b);
     });
   }
   queries.row_sums(memory.d_beta(), [](const At&, float a, float b) { return a + b; });
@@ -336,10 +318,57 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   }
   queries.row_sums(memory.after(), [](const At&, float a, float b) { return a + b; });
   queries.column_sums(gates.parts, memory.of_q);
+  decayed_sums<true, 1>(
+      gates.reach, [&](int c) { return solutions.weight[c] * gates.zeta[c]; },
+      [&](int j, float total) { memory.still_read()[j] = total; });
 
+  // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
+  const auto add_state = [&](SharedWide& to, const float* rows, const float* fades, const float* up, float by) {
+    const auto row = SharedWide::of_rows(rows), fade = SharedWide::of_rows(fades), unit = SharedWide::of_rows(up);
+    float factor[sizeof(row.x) / sizeof(float)];
+#pragma unroll
+    for (int r = 0; r < static_cast<int>(sizeof(row.x) / sizeof(float)); ++r) {
+      factor[r] = by * fade.x[r] * row.x[r] * unit.x[r];
+    }
+    add_rows(to, part, factor);
+  };
+  memory.states.wait(0);
+  memory.tokens.wait(1);
+  part.multiply<Lies::by_columns>(v, state);
+  part.row_sums_with(k, memory.values_arriving);
+  add_state(sum, gates.v_down, gates.end, memory.up_k, memory.r_down);
+  part.multiply<Lies::by_depth>(k, state);
+  add_state(d_v, gates.k_down, gates.end, memory.up_v, memory.r_down);
+  sync();
+  const auto request_symmetric = [&](const Tile& to, const std::uint16_t* from) {
+    memory.states.request(Piece{to.data, from, kStateBytes / 4},
+                          Piece{to.data + kSecondHalf, from + kSecondHalf, kStateBytes / 2});
+  };
+  request_symmetric(state, scratch.h.tile(task));
+  {
+    const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
+               up = SharedWide::of_rows(memory.up_v);
+    d_v.each([&](const At& at, float& a, float& b) {
+      const float by = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
+      a = a * by + lost;
+      b = b * by + lost;
+    });
+    write_rows<Shape>(d_v, out.d_v, place, sides.values);
+  }
+  // With the state before the chunk.
+  memory.states.wait(1);
+  part.multiply_symmetric(x, state);
+  part.row_sums_with(y, memory.state_solved);
+  sync();
+  request_symmetric(last_state, scratch.g.tile(task));
+  part.multiply_symmetric(k, state);
+  part.row_sums_with(k, memory.key_inner);
+  each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
+  add_state(sum, gates.k_down, solutions.reach, memory.up_k, -memory.h_norm);
+  gates.lose_before(~0, memory.keys_lost);
   // What arrives: Ḡ' k_j.
   memory.states.wait(0);
-  part.multiply<Lies::by_columns>(k, last_state);
+  part.multiply_symmetric(k, last_state);
   part.row_sums_with(k, memory.arriving);
   {
     const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),

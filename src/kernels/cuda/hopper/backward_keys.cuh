@@ -20,37 +20,6 @@ struct KeysMemory {
   std::uint32_t x_top[kChunk], y_top[kChunk];  // the largest bits of a number's size
 };
 
-/// An array [batch, tokens, heads, D] as threads have numbers of a product.
-template <bool kWhole>
-__device__ __forceinline__ void read_tokens(SharedWide& to, const Problem& p, const Place& place, const float* array) {
-  const Sides<kWhole> sides(p);
-  const auto from = place.field(p, array, sides.dim);
-  if constexpr (kWhole) {
-    to.read(SharedWide::per_row([&](int row) { return row < place.len ? from.at(row, 0) : nullptr; }));
-  } else {
-    to.each([&](const At& at, float& a, float& b) {
-      const bool inside = at.row < place.len && at.column < sides.dim;
-      const Pair pair = inside ? read_pair(from.at(at.row, at.column)) : Pair{0, 0};
-      a = pair.x;
-      b = pair.y;
-    });
-  }
-}
-
-/// put(by), where by(r) makes float16 numbers of those of a row; of rows that are not finite after they became 0.
-template <typename Put>
-__device__ __forceinline__ void scale_rows(SharedWide& numbers, const std::uint32_t* tops, Put&& put) {
-  const auto top = SharedWide::per_row([&](int row) { return tops[row]; });
-  bool fine = true;
-  for (const std::uint32_t of_row : top.x) fine &= usable(of_row);
-  if (!fine) {
-    numbers.each([&](const At& at, float& a, float& b) {
-      if (!usable(top.x[at.r])) a = b = 0;
-    });
-  }
-  put([&](int r) { return scale_of(top.x[r]).up; });
-}
-
 /// dq, dα, the weights w, and the tiles of x‖H‖ and ŷ. kWide: ŷ and U_c do_c are there in float32.
 template <typename Shape, bool kWide>
 __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients& out, const Scratch& scratch,
@@ -74,7 +43,8 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
   x.row_sums_with(udo, memory.along_x);
   udo.row_sums_with(q, memory.along_q);
   sync();
-  scale_rows(x, memory.x_top, [&](auto&& by) { x.template store_parts<true>(x_tile, x_lo, by); });
+  const auto tops = [](const std::uint32_t* of) { return SharedWide::per_row([&](int row) { return of[row]; }); };
+  scale_rows(x, tops(memory.x_top), [&](auto&& by) { x.template store_parts<true>(x_tile, x_lo, by); });
   {
     const auto direct =
         SharedWide::per_row([&](int row) { return scale * (1 - gates.alpha[row]) * gates.udo_down[row]; });
@@ -89,7 +59,7 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
     };
     if constexpr (kWide) {
       udo.each_with(y, mix);
-      scale_rows(y, memory.y_top, [&](auto&& by) { y.store_rows(y_tile, by); });
+      scale_rows(y, tops(memory.y_top), [&](auto&& by) { y.store_rows(y_tile, by); });
     } else {
       udo.each_beside(y_tile,
                       [&](const At& at, float& a, float& b, const Pair& of_y) { mix(at, a, b, of_y.x, of_y.y); });
@@ -118,10 +88,7 @@ template <typename Shape>
 __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
     keys(const __grid_constant__ Problem p, const __grid_constant__ Saved saved, const __grid_constant__ Gradients out,
          Plan plan, const __grid_constant__ Scratch scratch) {
-  const std::int64_t slot = block() / p.heads, head = block() % p.heads, task = block();
-  if (slot / 2 >= plan.count(p)) return;
-  const Place place = place_of(plan.segments[slot / 2], static_cast<int>(slot % 2), head);
-  if (place.len == 0) return;
+  const std::int64_t task = block();
   auto& memory = *reinterpret_cast<KeysMemory*>(tile_memory());
   Gates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
@@ -130,15 +97,17 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   const float scale = static_cast<float>(p.options.scale);
 
   memory.arrival.init();
-  each_of(kChunk, [&](int c) {
-    memory.along_y[c] = memory.along_x[c] = memory.along_q[c] = 0;
-    memory.x_top[c] = memory.y_top[c] = 0;
-  });
   memory.arrival.request(Piece{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
                          Piece{memory.k, scratch.packed(task, 0), kTileBytes},
                          Piece{solutions.y_down, scratch.y_down + task * kChunk, sizeof(solutions.y_down)},
                          Piece{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes},
-                         Piece{memory.x_lo, scratch.tokens + (task * 3 + 2) * kChunk * kWidth, kTileBytes});
+                         Piece{memory.x_lo, scratch.q_tiles + task * kChunk * kWidth, kTileBytes});
+  const Place place = place_of_task(p, plan, static_cast<unsigned>(task));
+  each_of(kChunk, [&](int c) {
+    memory.along_y[c] = memory.along_x[c] = memory.along_q[c] = 0;
+    memory.x_top[c] = memory.y_top[c] = 0;
+  });
+  if (place.len == 0) return memory.arrival.wait(0);
   {
     SharedWide solved, udo;
     read_tokens<Shape::kWhole>(solved, p, place, static_cast<const float*>(saved.x));
@@ -179,8 +148,8 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   const float down = normalise(weights);
   wait_until_sent();
   sync();
-  weigh_rows<kTeams>(y, y, memory.of_y);
-  weigh_rows<kTeams>(weighted, k, memory.of_k);
+  weigh_rows<kTeams>(y, y, [&](int c) { return memory.of_y[c]; });
+  weigh_rows<kTeams>(weighted, k, [&](int c) { return memory.of_k[c]; });
   publish();
   sync();
   SharedSquare own;
@@ -191,7 +160,7 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
     const float norm = scratch.h.norm[task];
     scratch.of_h[task] = finite(norm) ? faded(-0.5f * solutions.reach[0] * norm, gates.zeta[0] * gates.zeta[0]) : 0;
   }
-  send_state(own, down, own_state, scratch.g, task, gates.spoils_start(kBadKey | kBadQuery | kBadSolved), gates);
+  send_state<true>(own, down, own_state, scratch.g, task, gates.spoils_start(kBadKey | kBadQuery | kBadSolved), gates);
   finish_sending();
 }
 

@@ -12,9 +12,6 @@ inline constexpr int kWidth = 128;  // channels, the columns of a tile and the r
 struct alignas(8) Pair {
   float x, y;
 };
-struct alignas(16) Quad {
-  float x[4];
-};
 struct alignas(8) Packed {
   std::uint32_t words[2];
 };
@@ -62,13 +59,6 @@ struct Tile {
   __device__ __forceinline__ void put(int row, int u, const Unit& unit) const {
     *reinterpret_cast<Unit*>(at(row, 8 * u)) = unit;
   }
-};
-
-/// What a row's units have in common: the largest bits of several kinds of numbers, and sums.
-template <int kTops, int kSums>
-struct OfRow {
-  std::uint32_t top[kTops > 0 ? kTops : 1];
-  float sum[kSums > 0 ? kSums : 1];
 };
 
 /// A place in a product: the pair of numbers at (row, column) and (row, column + 1), and where to find what was kept

@@ -40,8 +40,7 @@ inline void start_carry_back(const Problem& p, const Plan& plan, const Device& d
                  largest);
     c->largest = largest;
   }
-  launch_tiles(carry_back, 2 * states * (kStateNumbers / 8 / kTileThreads), sizeof(CarryMemory), device.stream, p, plan,
-               zeta, of_u, of_h);
+  launch_tiles(carry_back, states * kCarryBlocks, sizeof(CarryMemory), device.stream, p, plan, zeta, of_u, of_h);
 }
 
 /// Queues a backward pass. `scratch` has H and U already; solve(scratch) queues the solve of
@@ -54,7 +53,7 @@ void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan&
   scratch.udo = allocate<float>(device, tokens * p.key_dim);
   scratch.y = allocate<float>(device, tokens * p.key_dim);
   scratch.packages = allocate<char>(device, tasks * Package<kWidth>::kBytes);
-  scratch.tokens = allocate<std::uint16_t>(device, tasks * 3 * kChunk * kWidth);
+  scratch.q_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
   scratch.gates = allocate<KeptGates>(device, tasks);
   scratch.x_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
   scratch.y_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);

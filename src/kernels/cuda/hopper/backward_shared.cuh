@@ -45,7 +45,7 @@ struct SolveNumbers {
 /// Scratch of one backward call. A slot is half a segment: 2 · segment + half; a task a slot of a head.
 struct Scratch {
   float *udo, *y;                    // [batch, tokens, heads, D], of refined chunks: U_c do_c, ŷ
-  std::uint16_t* tokens;             // [tasks, 3] tiles: v, do, q; k is in the package
+  std::uint16_t* q_tiles;            // [tasks]; k is in the package
   KeptGates* gates;                  // [tasks]
   std::uint16_t *x_tiles, *y_tiles;  // [tasks]; ŷ's comes from the solve where the chunk is not refined, with
   float* y_down;                     // [tasks, kChunk]: by which its rows are to be multiplied, NaN: not finite
@@ -70,6 +70,7 @@ struct Scratch {
 };
 
 using Square = Product<2, kWidth>;
+using Wide = Product<1, kWidth>;
 using Scores = Product<1, kChunk>;
 /// The same of two warpgroups.
 using SharedWide = Product<1, kWidth, kTeams>;
@@ -92,6 +93,55 @@ struct Sides {
       : dim(kWhole ? kWidth : static_cast<int>(p.key_dim)), values(kWhole ? kWidth : static_cast<int>(p.value_dim)) {}
 };
 
+/// Where a task's chunk is; `len` is 0 where there is none. Nothing has to be read for that unless sequences are
+/// packed.
+__device__ __forceinline__ Place place_of_task(const Problem& p, const Plan& plan, unsigned task) {
+  const auto heads = static_cast<unsigned>(p.heads);
+  const unsigned slot = task / heads, head = task % heads, segment = slot / 2;
+  if (p.cu_seqlens == nullptr) {
+    const auto per_row = static_cast<unsigned>((p.tokens + kSegment - 1) / kSegment);
+    const std::int64_t begin = segment % per_row * kSegment;
+    const Segment own{.sequence = 0,
+                      .batch = segment / per_row,
+                      .begin = begin,
+                      .length = least<std::int64_t>(kSegment, p.tokens - begin),
+                      .last = false};
+    return place_of(own, static_cast<int>(slot % 2), head);
+  }
+  if (segment >= plan.count(p)) return {};
+  return place_of(plan.segments[segment], static_cast<int>(slot % 2), head);
+}
+
+/// Rows of an array [batch, tokens, heads, D] as threads have those of a product.
+template <bool kWhole, typename Product>
+__device__ __forceinline__ void read_tokens(Product& to, const Problem& p, const Place& place, const float* array) {
+  const Sides<kWhole> sides(p);
+  const auto from = place.field(p, array, sides.dim);
+  if constexpr (kWhole) {
+    to.read(Product::per_row([&](int row) { return row < place.len ? from.at(row, 0) : nullptr; }));
+  } else {
+    to.each([&](const At& at, float& a, float& b) {
+      const bool inside = at.row < place.len && at.column < sides.dim;
+      const Pair pair = inside ? read_pair(from.at(at.row, at.column)) : Pair{0, 0};
+      a = pair.x;
+      b = pair.y;
+    });
+  }
+}
+
+/// put(by), where by(r) makes float16 numbers of those of a row; of rows that are not finite after they became 0.
+template <typename Product, typename Tops, typename Put>
+__device__ __forceinline__ void scale_rows(Product& numbers, const Tops& top, Put&& put) {
+  bool fine = true;
+  for (const std::uint32_t of_row : top.x) fine &= usable(of_row);
+  if (!fine) {
+    numbers.each([&](const At& at, float& a, float& b) {
+      if (!usable(top.x[at.r])) a = b = 0;
+    });
+  }
+  put([&](int r) { return scale_of(top.x[r]).up; });
+}
+
 /// M_jc at a place of a product where the row is the later token; 0 else.
 struct Fading {
   Scores::OfRows row;
@@ -113,9 +163,13 @@ __device__ __forceinline__ void add_rows(Product& sum, const Product& part, cons
   });
 }
 
+/// A symmetric state's tile is kept without the quarter of the last 64 rows and the first 64 columns: its first
+/// quarter, and what lies from here on.
+inline constexpr int kSecondHalf = kStateNumbers / 2;
+
 /// A product times a power of two, `unit`, as a state's tile in shared memory, `room`, and on to global memory; `lost`:
 /// as a lost one. Barriers inside: before the tile is written, and after it was sent.
-template <typename Product>
+template <bool kSymmetric, typename Product>
 __device__ __forceinline__ void send_state(Product& product, float unit, const Tile& room, const States& to,
                                            std::int64_t task, bool lost, Gates& gates) {
   const float largest = bits_to_float(product.largest(reinterpret_cast<std::uint32_t*>(gates.parts))) * unit;
@@ -129,7 +183,12 @@ __device__ __forceinline__ void send_state(Product& product, float unit, const T
   }
   publish();
   sync();
-  send_tile(to.tile(task), room.data, kStateBytes);
+  if constexpr (kSymmetric) {
+    send_tile(to.tile(task), room.data, kStateBytes / 4);
+    send_tile(to.tile(task) + kSecondHalf, room.data + kSecondHalf, kStateBytes / 2);
+  } else {
+    send_tile(to.tile(task), room.data, kStateBytes);
+  }
   if (tile_thread() == 0) {
     to.down[task] = fine ? scale.down : bits_to_float(0x7fc00000u);
     to.top[task] = fine ? largest : bits_to_float(0x7fc00000u);

@@ -53,13 +53,6 @@ __device__ __forceinline__ std::uint32_t largest_word(const Unit& unit) {
 __device__ __forceinline__ void mark(int* word, int bits) { atomicOr(word, bits); }
 
 // Of memory that the kernel does not write: such loads may pass the kernel's own stores.
-__device__ __forceinline__ std::uint32_t read_word(const std::uint16_t* p) {
-  return __ldg(reinterpret_cast<const unsigned*>(p));
-}
-__device__ __forceinline__ Packed read_words(const std::uint16_t* p) {
-  const uint2 words = __ldg(reinterpret_cast<const uint2*>(p));
-  return {words.x, words.y};
-}
 __device__ __forceinline__ Unit read_unit(const std::uint16_t* p) {
   const uint4 words = __ldg(reinterpret_cast<const uint4*>(p));
   return {words.x, words.y, words.z, words.w};
@@ -67,10 +60,6 @@ __device__ __forceinline__ Unit read_unit(const std::uint16_t* p) {
 __device__ __forceinline__ Pair read_pair(const float* p) {
   const float2 pair = __ldg(reinterpret_cast<const float2*>(p));
   return {pair.x, pair.y};
-}
-__device__ __forceinline__ Quad read_quad(const float* p) {
-  const float4 quad = __ldg(reinterpret_cast<const float4*>(p));
-  return {quad.x, quad.y, quad.z, quad.w};
 }
 
 __device__ __forceinline__ std::uint32_t pack_halves(float x, float y) { return pack_half(x, y); }
@@ -82,6 +71,20 @@ __device__ __forceinline__ std::uint32_t pack_bfloats(float x, float y) { return
 __device__ __forceinline__ void copy_sixteen(void* to, const void* from, bool zero) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(zero ? 0 : 16)
                : "memory");
+}
+
+/// 64 rows of 128 16-bit numbers, `stride` of them apart, on their way into a tile: those behind the first `len` are 0.
+template <int kGroups = 1>
+__device__ __forceinline__ void copy_rows(const Tile& to, const std::uint16_t* from, int stride, int len) {
+  constexpr int kUnits = kWidth / 8, kApart = kGroups * kTileThreads / kUnits;  // rows a multiple of 8 apart lie alike
+  const int unit = tile_thread() % kUnits, first = tile_thread() / kUnits;
+  std::uint16_t* const at = to.at(first, 8 * unit);
+  from += static_cast<std::int64_t>(first) * stride + 8 * unit;
+#pragma unroll
+  for (int a = 0; a < kChunk / kApart; ++a) {
+    copy_sixteen(at + a * kApart * 64, from, first + a * kApart >= len);
+    from += static_cast<std::int64_t>(kApart) * stride;
+  }
 }
 
 /// What was asked for since the last call belongs together; `wait_for_copies_but`: until no more than kLeft of these
@@ -157,20 +160,30 @@ __device__ __forceinline__ Unit load_matrices(std::uint32_t at) {
 
 /// tile_thread(), of which the compiler knows only that it is not negative.
 __device__ __forceinline__ unsigned hidden_thread() { return static_cast<unsigned>(opaque(tile_thread())); }
-/// The same descriptor, found anew for every product, not kept in registers from the first one on.
-__device__ __forceinline__ std::uint64_t hidden(std::uint64_t descriptor) {
-  return (descriptor & 0xffffffff00000000u) |
-         static_cast<std::uint32_t>(opaque(static_cast<int>(static_cast<std::uint32_t>(descriptor))));
-}
-__device__ __forceinline__ std::uint64_t described(const Tile& tile) {
-  return hidden(descriptor(tile.data, tile.rows * 128));
-}
+/// A descriptor of which 32 bits change from step to step; found anew for every product, not kept in registers from the
+/// first one on.
+struct Operand {
+  std::uint32_t low;
 
-/// For every unit of eight columns of 64 rows: measure(row, unit, load(row, unit), of_row) adds to what its row has in
-/// common, and finish(row, unit, loaded, of_row) gets it. kAtOnce loads are under way at a time.
-template <int kTops, int kSums, int kAtOnce, int kGroups = 1, typename Load, typename Measure, typename Finish>
-__device__ __forceinline__ void sweep_rows(Load&& load, Measure&& measure, Finish&& finish) {
-  constexpr int kUnits = kWidth / 8, kApart = kGroups * kTileThreads / kUnits;
+  __device__ __forceinline__ explicit Operand(const std::uint16_t* data, int rows)
+      : low(static_cast<std::uint32_t>(opaque(static_cast<int>(descriptor(data, rows * 128))))) {}
+  /// Step s with its columns, or its rows, as what is summed over.
+  __device__ __forceinline__ std::uint64_t by_columns(int s, int rows) const {
+    return at(s / 4 * rows * 128 + s % 4 * 32);
+  }
+  __device__ __forceinline__ std::uint64_t by_depth(int s) const { return at(s * 16 * 128); }
+
+ private:
+  __device__ __forceinline__ std::uint64_t at(int bytes) const {
+    constexpr std::uint64_t kHigh = 0x4000004000000000u;  // what `descriptor` has there for every operand
+    return (kHigh | low) + static_cast<std::uint32_t>(bytes >> 4);
+  }
+};
+
+/// finish(row, unit, load(row, unit)) for every unit of eight columns of 64 rows; four loads are under way at a time.
+template <int kGroups = 1, typename Load, typename Finish>
+__device__ __forceinline__ void sweep_units(Load&& load, Finish&& finish) {
+  constexpr int kUnits = kWidth / 8, kApart = kGroups * kTileThreads / kUnits, kAtOnce = 4;
   const int unit = tile_thread() % kUnits;
 #pragma unroll 1
   for (int first = tile_thread() / kUnits; first < kChunk; first += kApart * kAtOnce) {
@@ -178,18 +191,7 @@ __device__ __forceinline__ void sweep_rows(Load&& load, Measure&& measure, Finis
 #pragma unroll
     for (int a = 0; a < kAtOnce; ++a) values[a] = load(first + kApart * a, unit);
 #pragma unroll
-    for (int a = 0; a < kAtOnce; ++a) {
-      OfRow<kTops, kSums> of{};
-      measure(first + kApart * a, unit, values[a], of);
-#pragma unroll
-      for (int reach = kUnits / 2; reach > 0; reach /= 2) {
-#pragma unroll
-        for (int i = 0; i < kTops; ++i) of.top[i] = most(of.top[i], __shfl_xor_sync(0xffffffffu, of.top[i], reach));
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) of.sum[i] += __shfl_xor_sync(0xffffffffu, of.sum[i], reach);
-      }
-      finish(first + kApart * a, unit, values[a], of);
-    }
+    for (int a = 0; a < kAtOnce; ++a) finish(first + kApart * a, unit, values[a]);
   }
 }
 
@@ -232,35 +234,31 @@ __device__ __forceinline__ void each_unit_of_state(Body&& body) {
   for (int i = tile_thread(); i < kWidth * kUnits; i += kTileThreads) body(i / kUnits, i % kUnits);
 }
 
-/// The sum of the numbers of all threads of the first group, for every thread; `parts` is room for 4 numbers.
-__device__ inline float sum_of_threads(float own, float* parts) {
-  own = sum_lanes(own);
-  if (tile_thread() % 32 == 0 && tile_thread() < kTileThreads) parts[tile_thread() / 32] = own;
-  sync();
-  return parts[0] + parts[1] + (parts[2] + parts[3]);
+/// A bit for each of 64 tokens, whether its mark is set; the same for every thread.
+__device__ __forceinline__ std::uint64_t marked_tokens(const int* marks) {
+  const int lane = tile_thread() % 32;
+  const std::uint64_t low = __ballot_sync(0xffffffffu, marks[lane] != 0);
+  return low | static_cast<std::uint64_t>(__ballot_sync(0xffffffffu, marks[lane + 32] != 0)) << 32;
+}
+/// The last one that is marked up to token c, or −1.
+__device__ __forceinline__ float last_marked(std::uint64_t marked, int c) {
+  return static_cast<float>(63 - __clzll(static_cast<long long>(marked << (63 - c) >> (63 - c))));
 }
 
-/// Running maxima of 64 numbers, in place: from the last one down, or from the first up.
-struct Running {
-  float* values;
-  bool down;
-};
-/// Of kCount such rows, pick(0) …, one for each warp.
-template <int kCount, typename Pick>
-__device__ __forceinline__ void running_largest(Pick&& pick) {
-  if (tile_thread() / 32 >= kCount) return;
+/// put(i, c, the largest of value(i, …) up to token c, or with down(i) from it on) for i < kCount, one for each warp.
+template <int kCount, typename Down, typename Value, typename Put>
+__device__ __forceinline__ void running_largest(Down&& down, Value&& value, Put&& put) {
+  const int i = tile_thread() / 32, lane = tile_thread() % 32;
+  if (i >= kCount) return;
   __syncwarp();
-  const Running run = pick(tile_thread() / 32);
-  const int lane = tile_thread() % 32;
-  Pair* const at = reinterpret_cast<Pair*>(run.values) + (run.down ? 31 - lane : lane);
-  const Pair pair = *at;
-  const float first = run.down ? pair.y : pair.x, second = fmaxf(pair.x, pair.y);
+  const int near = down(i) ? 63 - 2 * lane : 2 * lane, far = down(i) ? near - 1 : near + 1;
+  const float first = value(i, near), second = fmaxf(first, value(i, far));
   float before = second;
 #pragma unroll
   for (int reach = 1; reach < 32; reach *= 2) before = fmaxf(before, __shfl_up_sync(0xffffffffu, before, reach));
   before = __shfl_up_sync(0xffffffffu, before, 1);
-  const float one = lane == 0 ? first : fmaxf(before, first), both = lane == 0 ? second : fmaxf(before, second);
-  *at = run.down ? Pair{both, one} : Pair{one, both};
+  put(i, near, lane == 0 ? first : fmaxf(before, first));
+  put(i, far, lane == 0 ? second : fmaxf(before, second));
 }
 /// finish(c, Σ 2^(kPower |reach_c − reach_i|) value(i)) over the tokens i ≥ c (kDown) or i ≤ c, by the first warp.
 template <bool kDown, int kPower, typename Value, typename Finish>
@@ -418,13 +416,13 @@ class Product {
   template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
   __device__ __forceinline__ void queue(const Tile& a, const Tile& b) {
     static_assert(kBlocks == 1);
-    const std::uint64_t left = described(a), right = own_part<kLies>(b);
+    const Operand left(a.data, a.rows), right = own_part<kLies>(b);
     begin<kAdd>();
 #pragma unroll
     for (int s = 0; s < kDepth / 16; ++s) {
       mma<false, kLies == Lies::by_depth, true>(
-          c_[0], k_major_step(left, s, a.rows),
-          kLies == Lies::by_depth ? mn_major_step(right, s) : k_major_step(right, s, b.rows), kAdd || s > 0);
+          c_[0], left.by_columns(s, a.rows), kLies == Lies::by_depth ? right.by_depth(s) : right.by_columns(s, b.rows),
+          kAdd || s > 0);
     }
   }
   template <typename... Products>
@@ -433,31 +431,57 @@ class Product {
     wgmma_wait<0>();
     (products.release(), ...);
   }
+  /// = A B with a symmetric B, of which the quarter with the last 64 rows and the first 64 columns is not there.
+  __device__ __forceinline__ void multiply_symmetric(const Tile& a, const Tile& b) {
+    static_assert(kBlocks == 1 && kN == kWidth && kOwn == 64);
+    const bool first = __shfl_sync(0xffffffffu, own_columns(), 0) == 0;
+    const Operand left(a.data, a.rows), right = own_part<Lies::by_columns>(b);
+    if (first) {
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        mma<false, false, true>(c_[0], left.by_columns(s, a.rows), right.by_columns(s, b.rows), s > 0);
+      }
+    } else {
+      const Operand turned(b.data + b.rows * 64, b.rows);
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        mma<false, true, true>(c_[0], left.by_columns(s, a.rows), turned.by_depth(s), s > 0);
+      }
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int s = 4; s < 8; ++s) {
+      mma<false, false, true>(c_[0], left.by_columns(s, a.rows), right.by_columns(s, b.rows));
+    }
+    end();
+  }
   /// = A B with A in registers; B has 64 rows, which are summed over.
   template <bool kLo>
   __device__ __forceinline__ void multiply(const Left<kLo>& a, const Tile& b) {
     static_assert(kBlocks == 1 && kGroups == 1);
-    const std::uint64_t right = described(b);
+    const Operand right(b.data, b.rows);
     begin<false>();
 #pragma unroll
-    for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(c_[0], a.hi + 4 * s, mn_major_step(right, s), s > 0);
+    for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(c_[0], a.hi + 4 * s, right.by_depth(s), s > 0);
     if constexpr (kLo) {
 #pragma unroll
-      for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(c_[0], a.lo + 4 * s, mn_major_step(right, s));
+      for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(c_[0], a.lo + 4 * s, right.by_depth(s));
     }
     end();
   }
   /// = AᵀB over the 64 rows of both; kAdd: += AᵀB.
   template <bool kAdd>
   __device__ __forceinline__ void outer(const Tile& a, const Tile& b) {
-    const std::uint64_t right = own_part<Lies::by_depth>(b);
+    const Operand right = own_part<Lies::by_depth>(b);
     begin<kAdd>();
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      const std::uint64_t left = descriptor(a.data + m * a.rows * 64, a.rows * 128);
+      const Operand left(a.data + m * a.rows * 64, a.rows);
 #pragma unroll
       for (int s = 0; s < kChunk / 16; ++s) {
-        mma<true, true, true>(c_[m], mn_major_step(left, s), mn_major_step(right, s), kAdd || s > 0);
+        mma<true, true, true>(c_[m], left.by_depth(s), right.by_depth(s), kAdd || s > 0);
       }
     }
     end();
@@ -553,12 +577,19 @@ class Product {
       reinterpret_cast<Unit*>(to)[i / 8 * kGroups * kTileThreads + tile_thread()] = unit;
     }
   }
-  __device__ __forceinline__ void fetch(const std::uint16_t* from) {
+  struct Saved {
+    Unit units[kOwn / 16];
+
+    /// The numbers i and i + 1.
+    __device__ __forceinline__ Pair pair(int i) const { return unpack_halves(units[i / 8].words[i % 8 / 2]); }
+  };
+  static __device__ __forceinline__ Saved saved(const std::uint16_t* from) {
     static_assert(kBlocks == 1);
+    Saved own;
 #pragma unroll
-    for (int i = 0; i < kOwn / 2; i += 8) {
-      unpack(i, read_unit(from + (i / 8 * kGroups * kTileThreads + tile_thread()) * 8));
-    }
+    for (int i = 0; i < kOwn / 16; ++i)
+      own.units[i] = read_unit(from + (i * kGroups * kTileThreads + tile_thread()) * 8);
+    return own;
   }
   /// Rows from global memory: row r from rows.x[r], 0 where that is null.
   template <typename Rows>
@@ -579,7 +610,13 @@ class Product {
     from += (own_columns() / 16) * kTileThreads + tile_thread() % kTileThreads;
 #pragma unroll
     for (int i = 0; i < kOwn / 2; i += 8) {
-      unpack(i, read_unit(reinterpret_cast<const std::uint16_t*>(from + i / 8 * kTileThreads)));
+      const Unit unit = read_unit(reinterpret_cast<const std::uint16_t*>(from + i / 8 * kTileThreads));
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const Pair pair = unpack_halves(unit.words[w]);
+        c_[0][i + 2 * w] = pair.x;
+        c_[0][i + 2 * w + 1] = pair.y;
+      }
     }
   }
 
@@ -608,17 +645,27 @@ class Product {
     });
     sum_up(out, total);
   }
-  /// out[row] = the largest bits of a number's size, or what is there already if that is more. A barrier must follow.
-  __device__ __forceinline__ void row_tops(std::uint32_t* out) {
+  /// The largest bits of a number's size in each row, in the columns of the group.
+  struct Tops {
+    std::uint32_t x[2];
+  };
+  __device__ __forceinline__ Tops largest_bits() {
     static_assert(kBlocks == 1);
-    std::uint32_t top[2] = {0, 0};
-    each([&](const At& at, float x, float y) { top[at.r] = most(top[at.r], most(size_bits(x), size_bits(y))); });
+    Tops top{};
+    each([&](const At& at, float x, float y) { top.x[at.r] = most(top.x[at.r], most(size_bits(x), size_bits(y))); });
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      top[r] = most(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-      top[r] = most(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-      if (tile_thread() % 4 == 0) atomicMax(out + first_row() + 8 * r, top[r]);
+    for (std::uint32_t& x : top.x) {
+      x = most(x, __shfl_xor_sync(0xffffffffu, x, 1));
+      x = most(x, __shfl_xor_sync(0xffffffffu, x, 2));
     }
+    return top;
+  }
+  /// out[row] = the same, or what is there already if that is more. A barrier must follow.
+  __device__ __forceinline__ void row_tops(std::uint32_t* out) {
+    const Tops top = largest_bits();
+    if (tile_thread() % 4 != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) atomicMax(out + first_row() + 8 * r, top.x[r]);
   }
   /// out[column] = Σ over rows; `parts` is room for 4 · kN numbers. Barriers inside; one must follow.
   __device__ __forceinline__ void column_sums(float* parts, float* out) {
@@ -715,15 +762,6 @@ class Product {
  private:
   float c_[kBlocks][kOwn / 2];
 
-  __device__ __forceinline__ void unpack(int i, const Unit& unit) {
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const Pair pair = unpack_halves(unit.words[w]);
-      c_[0][i + 2 * w] = pair.x;
-      c_[0][i + 2 * w + 1] = pair.y;
-    }
-  }
-
   static __device__ __forceinline__ int own_columns() { return kGroups == 1 ? 0 : tile_thread() / kTileThreads * kOwn; }
   static __device__ __forceinline__ int first_row() {
     return tile_thread() % kTileThreads / 32 * 16 + tile_thread() % 32 / 4;
@@ -776,10 +814,12 @@ class Product {
   }
   /// The group's columns of a right operand.
   template <Lies kLies>
-  static __device__ __forceinline__ std::uint64_t own_part(const Tile& b) {
+  static __device__ __forceinline__ Operand own_part(const Tile& b) {
     static_assert(kGroups == 1 || kLies == Lies::by_columns || kOwn == 64);
-    const int skipped = kLies == Lies::by_columns ? own_columns() * 64 : own_columns() * b.rows;
-    return descriptor(b.data + skipped, b.rows * 128);
+    // From a lane to all: only so does the compiler know that the descriptor is the same for all lanes.
+    const int column = kGroups == 1 ? 0 : __shfl_sync(0xffffffffu, own_columns(), 0);
+    const int skipped = kLies == Lies::by_columns ? column * 64 : column * b.rows;
+    return Operand(b.data + skipped, b.rows);
   }
   template <bool kAdd>
   __device__ __forceinline__ void begin() {

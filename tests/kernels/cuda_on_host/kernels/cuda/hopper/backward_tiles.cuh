@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <limits>
 #include <vector>
 
 #include "kernels/cuda/hopper/backward_layout.cuh"
@@ -45,10 +46,8 @@ To read_whole(const From* p) {
   std::memcpy(&to, p, sizeof(To));
   return to;
 }
-inline std::uint32_t read_word(const std::uint16_t* p) { return read_whole<std::uint32_t>(p); }
 inline Unit read_unit(const std::uint16_t* p) { return read_whole<Unit>(p); }
 inline Pair read_pair(const float* p) { return read_whole<Pair>(p); }
-inline Quad read_quad(const float* p) { return read_whole<Quad>(p); }
 
 inline std::uint32_t pack_halves(float x, float y) {
   return float_to_half(x) | static_cast<std::uint32_t>(float_to_half(y)) << 16;
@@ -65,6 +64,12 @@ inline void copy_sixteen(void* to, const void* from, bool zero) {
   zero ? std::memset(to, 0, 16) : std::memcpy(to, from, 16);
 }
 inline void wait_for_copies() {}
+template <int = 1>
+void copy_rows(const Tile& to, const std::uint16_t* from, int stride, int len) {
+  for (int c = 0; c < kChunk; ++c) {
+    for (int u = 0; u < kWidth / 8; ++u) copy_sixteen(to.at(c, 8 * u), from + c * stride + 8 * u, c >= len);
+  }
+}
 inline void end_of_copies() {}
 template <int>
 void wait_for_copies_but() {}
@@ -90,38 +95,34 @@ inline void send_tile(void* to, const void* from, int bytes) { std::memcpy(to, f
 inline void finish_sending() {}
 inline void wait_until_sent() {}
 
-template <int kTops, int kSums, int, int = 1, typename Load, typename Measure, typename Finish>
-void sweep_rows(Load&& load, Measure&& measure, Finish&& finish) {
+template <int = 1, typename Load, typename Finish>
+void sweep_units(Load&& load, Finish&& finish) {
   for (int row = 0; row < kChunk; ++row) {
-    decltype(load(0, 0)) values[kWidth / 8];
-    OfRow<kTops, kSums> all{};
-    for (int u = 0; u < kWidth / 8; ++u) {
-      OfRow<kTops, kSums> of{};
-      values[u] = load(row, u);
-      measure(row, u, values[u], of);
-      for (int i = 0; i < kTops; ++i) all.top[i] = most(all.top[i], of.top[i]);
-      for (int i = 0; i < kSums; ++i) all.sum[i] += of.sum[i];
-    }
-    for (int u = 0; u < kWidth / 8; ++u) finish(row, u, values[u], all);
+    for (int u = 0; u < kWidth / 8; ++u) finish(row, u, load(row, u));
   }
 }
 template <int = 1>
 std::uint32_t most_of_threads(std::uint32_t own, std::uint32_t*) {
   return own;
 }
-inline float sum_of_threads(float own, float*) { return own; }
 
-struct Running {
-  float* values;
-  bool down;
-};
-template <int kCount, typename Pick>
-void running_largest(Pick&& pick) {
+inline std::uint64_t marked_tokens(const int* marks) {
+  std::uint64_t marked = 0;
+  for (int c = 0; c < kChunk; ++c) marked |= static_cast<std::uint64_t>(marks[c] != 0) << c;
+  return marked;
+}
+inline float last_marked(std::uint64_t marked, int c) {
+  while (c >= 0 && (marked >> c & 1) == 0) --c;
+  return static_cast<float>(c);
+}
+template <int kCount, typename Down, typename Value, typename Put>
+void running_largest(Down&& down, Value&& value, Put&& put) {
   for (int i = 0; i < kCount; ++i) {
-    const auto [values, down] = pick(i);
-    for (int c = 1; c < kChunk; ++c) {
-      float& own = values[down ? kChunk - 1 - c : c];
-      own = most(own, values[down ? kChunk - c : c - 1]);
+    float top = -std::numeric_limits<float>::infinity();
+    for (int n = 0; n < kChunk; ++n) {
+      const int c = down(i) ? kChunk - 1 - n : n;
+      top = std::fmax(top, value(i, c));
+      put(i, c, top);
     }
   }
 }
@@ -234,6 +235,11 @@ class Product {
     multiply<kLies, kAdd, kDepth>(a, b);
   }
   static void finish(const auto&...) {}
+  void multiply_symmetric(const Tile& a, const Tile& b) {
+    add_product(
+        false, kWidth, [&](int m, int l) { return one(a, m, l); },
+        [&](int l, int n) { return l < 64 ? one(b, l, n) : one(b, n, l); });
+  }
   template <bool kLo>
   void multiply(const Left<kLo>& a, const Tile& b) {
     const auto right = [&](int l, int n) { return one(b, l, n); };
@@ -291,9 +297,12 @@ class Product {
   void save(std::uint16_t* to) const {
     for (int i = 0; i < kM * kN; ++i) to[i] = float_to_half(c_[i / kN][i % kN]);
   }
-  void fetch(const std::uint16_t* from) {
-    for (int i = 0; i < kM * kN; ++i) c_[i / kN][i % kN] = half_to_float(from[i]);
-  }
+  struct Saved {
+    const std::uint16_t* numbers;
+
+    Pair pair(int i) const { return {half_to_float(numbers[i]), half_to_float(numbers[i + 1])}; }
+  };
+  static Saved saved(const std::uint16_t* from) { return {from}; }
   template <typename Rows>
   void read(const Rows& rows) {
     each([&](const At& at, float& x, float& y) {
@@ -330,6 +339,14 @@ class Product {
       out[m] = 0;
       for (int n = 0; n < kN; ++n) out[m] += c_[m][n] * one(tile, m, n);
     }
+  }
+  struct Tops {
+    std::uint32_t x[kM];
+  };
+  Tops largest_bits() {
+    Tops top{};
+    row_tops(top.x);
+    return top;
   }
   void row_tops(std::uint32_t* out) {
     each([&](const At& at, float x, float y) { out[at.row] = most(out[at.row], most(size_bits(x), size_bits(y))); });
