@@ -4,16 +4,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <random>
+#include <vector>
 
 namespace gka::kernels::test {
 namespace {
 
 using cuda::hopper::Schedule;
 
-/// ξ_n of the recurrence of docs/mathematics.md for (μ + a) ξ = 1.
-double chebyshev(double mu, double ridge, int steps) {
-  const double centre = 1 + 2 * ridge, rho = 1 / centre;
+/// ξ_n of the recurrence of docs/mathematics.md for (μ + a) ξ = 1 and spectra in [a, top + a].
+double chebyshev(double mu, double ridge, int steps, double top = 1) {
+  const double centre = top + 2 * ridge, rho = top / centre;
   double omega = 2, before = 0, now = 2 / centre;
   for (int i = 1; i <= steps; ++i) {
     omega = 4 / (4 - rho * rho * omega);
@@ -50,9 +53,9 @@ TEST_P(HopperSchedule, IsChebyshev) {
   const double ridge = GetParam();
   for (const int iterations : {0, 1, 2, 7, 12, 13, 20, 21, 30, 31, 64}) {
     for (const bool refine : {false, true}) {
-      const auto schedules = cuda::hopper::make_schedules(ridge, iterations, refine);
+      const auto schedules = cuda::hopper::make_schedules(ridge, iterations, refine, 128);
       EXPECT_EQ(schedules.may_refine, refine && iterations >= cuda::hopper::kBudget);
-      for (const Schedule& s : schedules.of) {
+      for (const Schedule& s : {schedules.of[0], schedules.of[1]}) {
         const int steps = s.last[s.stages - 1];
         EXPECT_LE(steps, iterations);
         for (double mu = 0; mu <= 1; mu += 0.0625) {
@@ -69,10 +72,66 @@ TEST_P(HopperSchedule, IsChebyshev) {
 
 TEST_P(HopperSchedule, StopsOnlyWhereItIsCloseEnough) {
   const double ridge = GetParam();
-  const Schedule s = cuda::hopper::make_schedules(ridge, 64, true).of[0];
+  const Schedule s = cuda::hopper::make_schedules(ridge, 64, true, 128).of[0];
   for (double mu = 0; mu <= 1; mu += 0.03125) {
     EXPECT_LE(std::abs(by_table(s, mu) * (mu + ridge) - 1), 1.01 * cuda::hopper::kGoal) << "mu " << mu;
   }
+}
+
+TEST_P(HopperSchedule, TakesFewerStepsWhereSpectraReachLessFar) {
+  const double ridge = GetParam();
+  const auto schedules = cuda::hopper::make_schedules(ridge, 30, true, 128);
+  const Schedule& usual = schedules.of[0];
+  for (int i = 0; i < schedules.reaches; ++i) {
+    const Schedule& s = schedules.of[cuda::hopper::kFirstReach + i];
+    EXPECT_EQ(s.last[0], cuda::hopper::kFewest + 2 * i);
+    EXPECT_LT(s.last[0], usual.last[0]);
+    EXPECT_TRUE(i == 0 || schedules.spread[i] <= schedules.spread[i - 1]) << "more steps ask for less";
+    EXPECT_FLOAT_EQ(s.pace, s.faster * usual.pace);
+    EXPECT_EQ(s.faster * 2048, std::round(s.faster * 2048)) << "a float16";
+    const double reach = cuda::hopper::reach_of(ridge, s.last[0]);
+    for (double mu = 0; mu <= reach; mu += reach / 64) {
+      const double got = by_table(s, mu);
+      EXPECT_NEAR(got, chebyshev(mu, ridge, s.last[0], reach), 1e-4 * std::abs(got)) << "mu " << mu;
+      EXPECT_LE(std::abs(got * (mu + ridge) - 1), 1.01 * cuda::hopper::kGoal) << "mu " << mu << ", reach " << reach;
+    }
+  }
+  EXPECT_EQ(cuda::hopper::make_schedules(ridge, 12, true, 128).reaches, 0) << "a small budget is spent as asked";
+}
+
+TEST_P(HopperSchedule, IsCloseEnoughOnEverySpectrumThatAllowsIt) {
+  const double ridge = GetParam();
+  std::mt19937 source(3);
+  std::uniform_real_distribution<double> uniform;
+  int allowed = 0;
+  for (const int dim : {8, 64, 128}) {
+    const auto schedules = cuda::hopper::make_schedules(ridge, 64, true, dim);
+    for (int draw = 0; draw < 400; ++draw) {
+      // Eigenvalues as H̃ may have them: some decay, one larger than the others, Frobenius norm 1.
+      std::vector<double> eigenvalues(static_cast<std::size_t>(dim));
+      const double decay = 4 * uniform(source) / dim, outlier = std::exp(6 * uniform(source) - 3);
+      double square = 0, trace = 0, largest = 0;
+      for (std::size_t i = 0; i < eigenvalues.size(); ++i) {
+        eigenvalues[i] = i == 0 ? outlier : uniform(source) * std::exp(-decay * static_cast<double>(i));
+        square += eigenvalues[i] * eigenvalues[i];
+      }
+      for (double& eigenvalue : eigenvalues) {
+        eigenvalue /= std::sqrt(square);
+        trace += eigenvalue;
+        largest = std::max(largest, eigenvalue);
+      }
+      for (int i = 0; i < schedules.reaches; ++i) {
+        if (trace < schedules.spread[i]) continue;
+        ++allowed;
+        const Schedule& s = schedules.of[cuda::hopper::kFirstReach + i];
+        EXPECT_LE(largest, cuda::hopper::reach_of(ridge, s.last[0]));
+        for (const double mu : eigenvalues) {
+          EXPECT_LE(std::abs(by_table(s, mu) * (mu + ridge) - 1), 1.01 * cuda::hopper::kGoal) << "mu " << mu;
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(allowed > 0 || ridge != 0.02) << "some of them do";
 }
 
 INSTANTIATE_TEST_SUITE_P(Ridges, HopperSchedule, testing::Values(0.005, 0.02, 0.1, 1.0));

@@ -127,6 +127,21 @@ TEST_P(Random, ManySequencesOfOneToThreeTokensMatchTheReference) {
   }
 }
 
+TEST_P(Random, Float32InputsHaveFloat32ResultsAtEveryWidth) {
+  if (GetParam().tensor_cores) GTEST_SKIP() << "16-bit types only";
+  for (const std::int64_t width : {64, 128, 256}) {
+    CaseSpec spec{.dtype = DType::float32, .tokens = 40, .heads = 1, .key_dim = width, .value_dim = 16};
+    spec.options.iterations = 8;
+    const Case c(spec);
+    const OwnedOutputs got = forward(c), want = c.outputs(DType::float64);
+    const OwnedGradients got_gradients = backward(c), want_gradients = c.gradients(DType::float64);
+    reference::forward(c.problem(), want.pointers());
+    reference::backward(c.problem(), want_gradients.pointers());
+    expect_close(got.o, want.o, 1e-5, "o, " + c.describe());
+    expect_close(got_gradients, want_gradients, 1e-4, c.describe());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, Random, fast_backends(), backend_name);
 
 }  // namespace

@@ -403,6 +403,26 @@ __device__ __noinline__ void lane_dot(const T* a, const T* b, int n, int lanes, 
   });
 }
 
+/// out[c] = max_i |a[i][c]|.
+template <typename T>
+__device__ __noinline__ void lane_largest(const T* a, int n, int lanes, T* out) {
+  constexpr int kParts = 4;
+  T* parts = reinterpret_cast<T*>(scratch());
+  each(kParts * kMaxChunk, [&](int at) {
+    const int c = at % kMaxChunk;
+    T top = 0;
+#pragma unroll 8
+    for (int i = at / kMaxChunk; i < n; i += kParts) {
+      const T value = c < lanes ? a[i * kStride + c] : T{0};
+      top = most(top, value < 0 ? -value : value);
+    }
+    parts[at] = top;
+  });
+  each(lanes, [&](int c) {
+    out[c] = most(most(parts[c], parts[kMaxChunk + c]), most(parts[2 * kMaxChunk + c], parts[3 * kMaxChunk + c]));
+  });
+}
+
 /// put(c, Σ_i term(i, c)) for every token, in float64.
 template <typename Term, typename Put>
 __device__ __forceinline__ void sum_channels(int n, int len, Term&& term, Put&& put) {
@@ -633,86 +653,23 @@ __device__ void gemm(int m, int n, int k, Left<T> a, const T* b, int ldb, T* c, 
   }
 }
 
-// ---- The two products of a chunk --------------------------------------------------------------------------------
+// ---- The products of a chunk ------------------------------------------------------------------------------------
 //
-// What token c gets from the tokens j ≤ c of its own chunk goes through a len × lanes matrix of scores, masked; what it
-// gets from the state before the chunk is scaled per lane. kShared: all operands are in shared memory, except the mask.
+// What token c gets from the state before the chunk is scaled per lane; what it gets from the tokens j ≤ c of its own
+// chunk goes through a len × lanes matrix of scores, masked.
 
-/// scores[j][c] = mask[j][c] Σ_l keys(j, l) x[l][c]. A mask of 0 clears.
-template <typename T, bool kShared>
-__device__ __noinline__ void masked_scores(int len, int lanes, int k, Left<T> keys, const T* x, const T* mask,
-                                           T* scores) {
-  if constexpr (kShared) {
-    keys.data = as_shared(keys.data);
-    x = as_shared(x);
-    scores = as_shared(scores);
-  }
-  if constexpr (sizeof(T) == 4) {
-    using Tile = WarpTile<2>;
-    each_warp_tile<Tile>(len, lanes, [&](int j, int rows, int c, int columns) {
-      Vec<T, Tile::kWidth> factor[Tile::kVectors] = {};
-      each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) {
-        factor[v] = load<Tile::kWidth>(mask + (j + r) * kStride + c + l);
-      });
-      Tile tile;
-      tile.clear();
-      if (c + columns > j)
-        tile.multiply(keys.data + j * keys.row, keys.row, keys.step, rows, x + c, kStride, columns, k);
-      each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) {
-        store(scores + (j + r) * kStride + c + l, masked(values_of(tile, v), factor[v]));
-      });
-    });
-  } else {
-    constexpr int kRows = 4;
-    each_tile<kRows>(len, lanes, [&](int j, int rows, int c) {
-      Tile<T, kRows> tile;
-      tile.clear();
-      if (c + kVector > j) tile.multiply(keys.from_row(j), rows, x + c, kStride, k);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        if (r < rows) store(scores + (j + r) * kStride + c, masked(tile.acc[r], load(mask + (j + r) * kStride + c)));
-      }
-    });
-  }
-}
+/// Σ_j tokens(·, j) scores[j][c] with scores[j][c] = mask[j][c] Σ_l keys(j, l) x[l][c]. A mask of 0 clears, also what
+/// is not finite.
+template <typename T>
+struct FromTokens {
+  int len;
+  Left<T> keys;
+  const T* mask;
+  T* scores;  // room
+  Left<T> tokens;
+};
 
-/// Calls finish(i, c, value, early(i, c, width)) with the vectors of
-/// scale_c Σ_l state(i, l) x[l][c] + Σ_{j ≤ c} tokens(i, j) scores[j][c]; `early` is for what has a long way.
-template <typename T, typename Tile, bool kShared, typename Early, typename Finish>
-__device__ __forceinline__ void state_and_tokens_by_warps(int m, int lanes, int k, Left<T> state, const T* x,
-                                                          const T* scale, int len, Left<T> tokens, const T* scores,
-                                                          Early&& early, Finish&& finish) {
-  if constexpr (kShared) {
-    state.data = as_shared(state.data);
-    x = as_shared(x);
-    tokens.data = as_shared(tokens.data);
-    scores = as_shared(scores);
-  }
-  constexpr int kWidth = Tile::kWidth;
-  each_warp_tile<Tile>(m, lanes, [&](int i, int rows, int c, int columns) {
-    Tile tile;
-    tile.clear();
-    tile.multiply(state.data + i * state.row, state.row, state.step, rows, x + c, kStride, columns, k);
-#pragma unroll
-    for (int v = 0; v < Tile::kVectors; ++v) {
-      const auto scaled = masked(values_of(tile, v), load<kWidth>(scale + c + Tile::column(v)));
-#pragma unroll
-      for (int n = 0; n < kWidth; ++n) tile.vector(v)[n] = scaled.x[n];
-    }
-    Vec<T, kWidth> known[Tile::kVectors] = {};
-    const auto ask = [&] {
-      each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) { known[v] = early(i + r, c + l, Width<kWidth>{}); });
-    };
-    constexpr bool kRoom = Tile::kVectors <= 8;  // in registers, to have it on its way while the tokens are multiplied
-    if (kRoom) ask();
-    tile.multiply(tokens.data + i * tokens.row, tokens.row, tokens.step, rows, scores + c, kStride, columns,
-                  least(len, c + columns));
-    if (!kRoom) ask();
-    each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) { finish(i + r, c + l, values_of(tile, v), known[v]); });
-  });
-}
-
-/// For `finish` that needs nothing.
+/// For `finish` that needs nothing early.
 template <typename T>
 struct NothingEarly {
   template <int kWidth>
@@ -721,12 +678,89 @@ struct NothingEarly {
   }
 };
 
-/// The same by threads.
+/// Scores of 16 tokens for 16 others. Of every 16 such tiles six have nothing to compute; the columns are shifted so
+/// that each quarter of a multiprocessor gets its share of the others.
+template <typename T>
+__device__ __forceinline__ void score_tile(const FromTokens<T>& from, int lanes, int k, const T* x, int t) {
+  using Tile = WarpTile<2>;
+  const int across = (lanes + Tile::kColumns - 1) / Tile::kColumns, down = t / across;
+  const int j = down * Tile::kRows, c = (t + across + 1 - down % across) % across * Tile::kColumns;
+  const int rows = least(Tile::kRows, from.len - j), columns = least(Tile::kColumns, lanes - c);
+  Vec<T, Tile::kWidth> factor[Tile::kVectors] = {};
+  each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) {
+    factor[v] = load<Tile::kWidth>(from.mask + (j + r) * kStride + c + l);
+  });
+  Tile tile;
+  tile.clear();
+  if (c + columns > j) {
+    const Left<T> keys = from.keys.from_row(j);
+    tile.multiply(keys.data, keys.row, keys.step, rows, x + c, kStride, columns, k);
+  }
+  each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) {
+    store(from.scores + (j + r) * kStride + c + l, masked(values_of(tile, v), factor[v]));
+  });
+}
+
+/// Each warp multiplies its part of the state before the scores, so that those have company.
+template <typename T, typename Tile, typename Early, typename Finish>
+__device__ __forceinline__ void chunk_product_by_warps(int m, int lanes, int k, Left<T> state, const T* x,
+                                                       const T* scale, const FromTokens<T>& from, Early&& early,
+                                                       Finish&& finish) {
+  constexpr int kWidth = Tile::kWidth;
+  constexpr bool kRoom = Tile::kVectors <= 8;  // in registers, for what is early while tokens are multiplied
+  const int across = (lanes + Tile::kColumns - 1) / Tile::kColumns,
+            tiles = (m + Tile::kRows - 1) / Tile::kRows * across;
+  const int score_tiles = (from.len + 15) / 16 * ((lanes + 15) / 16);
+  bool scored = false;
+  for (int t = warp(); t < tiles || !scored; t += kWarps) {
+    const int i = t / across * Tile::kRows, c = t % across * Tile::kColumns;
+    const int rows = least(Tile::kRows, m - i), columns = least(Tile::kColumns, lanes - c);
+    Tile tile;
+    tile.clear();
+    if (t < tiles) {
+      tile.multiply(state.data + i * state.row, state.row, state.step, rows, x + c, kStride, columns, k);
+#pragma unroll
+      for (int v = 0; v < Tile::kVectors; ++v) {
+        const auto scaled = masked(values_of(tile, v), load<kWidth>(scale + c + Tile::column(v)));
+#pragma unroll
+        for (int n = 0; n < kWidth; ++n) tile.vector(v)[n] = scaled.x[n];
+      }
+    }
+    if (!scored) {
+      for (int n = warp(); n < score_tiles; n += kWarps) score_tile(from, lanes, k, x, n);
+      sync();
+      scored = true;
+    }
+    if (t >= tiles) break;
+    Vec<T, kWidth> known[Tile::kVectors] = {};
+    const auto ask = [&] {
+      each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) { known[v] = early(i + r, c + l, Width<kWidth>{}); });
+    };
+    if (kRoom) ask();
+    const Left<T> tokens = from.tokens.from_row(i);
+    tile.multiply(tokens.data, tokens.row, tokens.step, rows, from.scores + c, kStride, columns,
+                  least(from.len, c + columns));
+    if (!kRoom) ask();
+    each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) { finish(i + r, c + l, values_of(tile, v), known[v]); });
+  }
+  sync();
+}
+
 template <typename T, typename Early, typename Finish>
-__device__ __forceinline__ void state_and_tokens_by_threads(int m, int lanes, int k, Left<T> state, const T* x,
-                                                            const T* scale, int len, Left<T> tokens, const T* scores,
-                                                            Early&& early, Finish&& finish) {
+__device__ __forceinline__ void chunk_product_by_threads(int m, int lanes, int k, Left<T> state, const T* x,
+                                                         const T* scale, const FromTokens<T>& from, Early&& early,
+                                                         Finish&& finish) {
   constexpr int kRows = 4;
+  each_tile<kRows>(from.len, lanes, [&](int j, int rows, int c) {
+    Tile<T, kRows> tile;
+    tile.clear();
+    if (c + kVector > j) tile.multiply(from.keys.from_row(j), rows, x + c, kStride, k);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int at = (j + r) * kStride + c;
+      if (r < rows) store(from.scores + at, masked(tile.acc[r], load(from.mask + at)));
+    }
+  });
   each_tile<kRows>(m, lanes, [&](int i, int rows, int c) {
     Tile<T, kRows> tile;
     tile.clear();
@@ -734,7 +768,7 @@ __device__ __forceinline__ void state_and_tokens_by_threads(int m, int lanes, in
     const Vec<T> factor = load(scale + c);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) tile.acc[r] = masked(tile.acc[r], factor);
-    tile.multiply(tokens.from_row(i), rows, scores + c, kStride, least(len, c + kVector));
+    tile.multiply(from.tokens.from_row(i), rows, from.scores + c, kStride, least(from.len, c + kVector));
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r < rows) finish(i + r, c, tile.acc[r], early(i + r, c, Width<kVector>{}));
@@ -742,16 +776,25 @@ __device__ __forceinline__ void state_and_tokens_by_threads(int m, int lanes, in
   });
 }
 
+/// Calls finish(i, c, value, early(i, c, width)) with the vectors of scale_c Σ_l state(i, l) x[l][c] + what comes from
+/// the tokens; `early` is for what has a long way. kShared: all operands are in shared memory, except the mask. What
+/// `finish` writes is not x.
 template <typename T, bool kShared, typename Early, typename Finish>
-__device__ __forceinline__ void state_and_tokens(int m, int lanes, int k, Left<T> state, const T* x, const T* scale,
-                                                 int len, Left<T> tokens, const T* scores, Early&& early,
-                                                 Finish&& finish) {
+__device__ __forceinline__ void chunk_product(int m, int lanes, int k, Left<T> state, const T* x, const T* scale,
+                                              FromTokens<T> from, Early&& early, Finish&& finish) {
+  if constexpr (kShared) {
+    state.data = as_shared(state.data);
+    x = as_shared(x);
+    from.keys.data = as_shared(from.keys.data);
+    from.tokens.data = as_shared(from.tokens.data);
+    from.scores = as_shared(from.scores);
+  }
   if constexpr (sizeof(T) == 4) {
     with_tiles(m, lanes, [&]<typename Tile>(Tile) {
-      state_and_tokens_by_warps<T, Tile, kShared>(m, lanes, k, state, x, scale, len, tokens, scores, early, finish);
+      chunk_product_by_warps<T, Tile>(m, lanes, k, state, x, scale, from, early, finish);
     });
   } else {
-    state_and_tokens_by_threads<T>(m, lanes, k, state, x, scale, len, tokens, scores, early, finish);
+    chunk_product_by_threads<T>(m, lanes, k, state, x, scale, from, early, finish);
   }
 }
 

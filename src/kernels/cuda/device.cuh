@@ -1,6 +1,6 @@
-// Everything in this folder that is CUDA: threads, barriers, shared memory, launches. The rest is C++ written for one
-// thread block that works together, and tests/kernels/cuda_on_host has a stand-in for this header with which the same
-// sources run on the host, one "thread" per block.
+// What in this folder is CUDA: threads, barriers, shared memory, launches; and in tiles.cuh and plane_tiles.cuh the
+// tensor cores. The rest is C++ written for one thread block that works together, and tests/kernels/cuda_on_host has a
+// stand-in for these headers with which the same sources run on the host, one "thread" per block.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -197,9 +197,8 @@ struct Operator {
   template <bool kShared, typename Early, typename Finish>
   __device__ __forceinline__ void apply_with(const T* x, Early&& early, Finish&& finish) {
     const Chunk<T>& t = *chunk;
-    masked_scores<T, kShared>(t.len, t.lanes, t.size.dim, {t.kt, 1, kStride}, x, mask, scores);
-    state_and_tokens<T, kShared>(t.size.dim, t.lanes, t.size.dim, {h, 1, t.size.ldh()}, x, state_scale, t.len,
-                                 {t.kt, kStride, 1}, scores, early, finish);
+    chunk_product<T, kShared>(t.size.dim, t.lanes, t.size.dim, {h, 1, t.size.ldh()}, x, state_scale,
+                              {t.len, {t.kt, 1, kStride}, mask, scores, {t.kt, kStride, 1}}, early, finish);
   }
 };
 

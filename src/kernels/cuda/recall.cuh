@@ -61,25 +61,23 @@ struct Recall {
   /// o ← scale · (σU_c)ᵀ z̃_c, as lanes [V × lanes].
   __device__ void read(const Chunk<T>& t, const T* u, double scale, T* o) {
     const Sizes& s = t.size;
-    masked_scores<T, false>(t.len, t.lanes, s.dim, {t.kt, 1, kStride}, z, mask, scores);
-    product(s.values, s.dim, t, {u, 1, s.ldu()}, z, {t.v, 1, s.ldv()}, static_cast<T>(scale), o);
+    product(s.values, s.dim, t, {u, 1, s.ldu()}, z, {t.kt, 1, kStride}, {t.v, 1, s.ldv()}, static_cast<T>(scale), o);
   }
 
   /// w ← σU_c g_c for g as lanes [V × lanes]: what o's gradient means for z.
   __device__ void transpose(const Chunk<T>& t, const T* u, const T* g, T* w) {
     const Sizes& s = t.size;
-    masked_scores<T, false>(t.len, t.lanes, s.values, {t.v, s.ldv(), 1}, g, mask, scores);
-    product(s.dim, s.values, t, {u, s.ldu(), 1}, g, {t.k, 1, s.ldk()}, T{1}, w);
+    product(s.dim, s.values, t, {u, s.ldu(), 1}, g, {t.v, s.ldv(), 1}, {t.k, 1, s.ldk()}, T{1}, w);
   }
 
  private:
-  __device__ __noinline__ void product(int m, int k, const Chunk<T>& t, Left<T> state, const T* x, Left<T> tokens,
-                                       T scale, T* out) {
-    state_and_tokens<T, false>(m, t.lanes, k, state, x, state_scale, t.len, tokens, scores, NothingEarly<T>{},
-                               [&](int i, int c, auto value, const auto&) {
-                                 for (T& number : value.x) number *= scale;
-                                 store(out + i * kStride + c, value);
-                               });
+  __device__ __noinline__ void product(int m, int k, const Chunk<T>& t, Left<T> state, const T* x, Left<T> keys,
+                                       Left<T> tokens, T scale, T* out) {
+    chunk_product<T, false>(m, t.lanes, k, state, x, state_scale, {t.len, keys, mask, scores, tokens},
+                            NothingEarly<T>{}, [&](int i, int c, auto value, const auto&) {
+                              for (T& number : value.x) number *= scale;
+                              store(out + i * kStride + c, value);
+                            });
   }
 };
 

@@ -11,7 +11,7 @@
 // derivative by the ridge (through A and through the coefficients).
 #pragma once
 
-#include "kernels/cuda/operator.cuh"
+#include "kernels/cuda/planes.cuh"
 #include "kernels/schedule.h"
 
 namespace gka::kernels::cuda {
@@ -33,6 +33,8 @@ struct LaneSolver {
   double *ds, *dm;  // its derivatives
   double *dense, *factor, *column;   // of the exact solve
   alignas(16) T lane[8][kMaxChunk];  // numbers per token
+  int in_planes;
+  PlanesSolver planes;
 
   __host__ __device__ void allocate_hot(Arena& arena, const Sizes& sizes, const Options& options, bool keeps_history) {
     kind = options.solver;
@@ -41,6 +43,9 @@ struct LaneSolver {
     records = keeps_history;
     adaptive = options.ridge_mode == RidgeMode::adaptive;
     scheduled = 0;
+    const bool simple = kind == Solver::chebyshev || kind == Solver::gradient_descent;
+    in_planes = sizeof(T) == 4 && sizes.solves && !records && simple && iterations > 0 && PlanesSolver::suits(dim);
+    if (in_planes) planes.allocate_hot(arena, dim);
     if (kind == Solver::exact) {
       factor = arena.take<double>(static_cast<std::int64_t>(dim) * dim);
       column = arena.take<double>(dim);
@@ -70,6 +75,9 @@ struct LaneSolver {
     clear_dead_lanes(op, b, right);
     if (has_schedule(kind)) {
       set_schedule(op);
+      if constexpr (sizeof(T) == 4) {
+        if (in_planes && planes.solve(op, right, *this, first)) return first;
+      }
       return iterate(op, right);
     }
     kind == Solver::exact ? exact(op, right, room) : conjugate_gradient(op, right, room);

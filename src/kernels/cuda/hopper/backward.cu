@@ -1,5 +1,7 @@
 // Backward: H and U at the start of every chunk, as the forward pass left them or once more from states of segments;
 // the solve's right-hand side; the same solve as forward; the gradients.
+#include <algorithm>
+
 #include "kernels/cuda/hopper/backward_passes.cuh"
 #include "kernels/cuda/hopper/forward.cuh"
 #include "kernels/cuda/hopper/hopper.h"
@@ -43,11 +45,13 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
   scratch.h = given(states.h);
   scratch.u = given(states.u);
   scratch.trace = states.h.trace;
-  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine);
+  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   scratch.solve = {.pace = schedules.of[0].pace,
                    .headroom = schedules.of[0].headroom,
                    .least_spread = schedules.may_refine ? schedules.least_spread : 0,
-                   .float32 = false};
+                   .float32 = false,
+                   .reaches = schedules.reaches};
+  std::copy_n(schedules.spread, kReaches, scratch.solve.spread);
   passes::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](const passes::Scratch& of) {
     const View rhs{.data = of.udo,
                    .dtype = DType::float32,

@@ -22,6 +22,7 @@ struct AnswersMemory {
   float log_norm[kChunk], spread[kChunk];                        // tr H_c / ‖H_c‖
   int from[kChunk];
   int refined;
+  int lacks[kReaches];  // there is a token for which the next schedule is the first that will do
 };
 
 /// The tile of ζ_c s m_c, in place of the values, from x and the tile of queries.
@@ -60,6 +61,7 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
   });
   if (tile_thread() == 0) memory.refined = 0;
   each_of(kChunk, [&](int c) {
+    if (c < kReaches) memory.lacks[c] = 0;
     int from = 0;
     bool forgotten = false;  // what was before the chunk
     double before = 0;
@@ -101,9 +103,17 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
   each_of(place.len, [&](int c) {
     const bool asked = ((c + 1) * 16 + place.len - 1) / place.len * place.len / 16 == c + 1;
     const float spread = memory.weight[c] / solve.pace + memory.spread[c];
-    if (asked && memory.row[c] != kNothing && !(spread >= solve.least_spread)) raise(&memory.refined);
+    if (memory.row[c] == kNothing) return;
+    if (asked && !(spread >= solve.least_spread)) raise(&memory.refined);
+    int first = 0;
+    while (first < solve.reaches && !(spread >= solve.spread[first])) ++first;
+    if (first > 0) raise(&memory.lacks[first - 1]);
   });
-  if (tile_thread() == 0) rows.refined = memory.refined;
+  if (tile_thread() != 0) return;
+  int first = solve.reaches;
+  while (first > 0 && memory.lacks[first - 1] == 0) --first;
+  rows.refined = memory.refined;
+  rows.schedule = first < solve.reaches ? kFirstReach + first : 0;
 }
 
 template <typename Shape>

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/hopper/backward_chunk.cuh"
 #include "kernels/cuda/hopper/package.cuh"
+#include "kernels/cuda/hopper/schedule.h"
 
 namespace gka::kernels::cuda::hopper::passes {
 
@@ -40,6 +41,8 @@ struct SolveNumbers {
   float pace, headroom;
   float least_spread;  // chunks with a token below this are refined; 0: none
   bool float32;        // U_c do_c as if all were
+  int reaches = 0;     // as Schedules has them
+  float spread[kReaches] = {};
 };
 
 /// Scratch of one backward call. A slot is half a segment: 2 · segment + half; a task a slot of a head.

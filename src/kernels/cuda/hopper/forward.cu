@@ -19,7 +19,7 @@ int segments_per_group(const Problem& p) {
 /// The packages of a forward pass, in scratch, and ‖H_t‖_F for every token.
 char* start_prepare(const Problem& p, const Plan& plan, const Gates* gates, const KeyStates& states, double* norm,
                     const Device& device) {
-  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine);
+  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   const std::int64_t tasks = 2 * segments_of(p) * p.heads;
   auto* const packages = allocate<char>(device, tasks * Package<kDim>::kBytes);
   with_type(p, [&](auto type) {

@@ -70,7 +70,7 @@ void start_walk(const Problem& p, const Cut& cut, const Walk& call, const Device
 template <bool kReads = false>
 void start_solve(const Problem& p, const Plan& plan, const KeyStates& states, const SolveCall& call,
                  const Device& device, const char* packages) {
-  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine);
+  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   if (p.batch * p.tokens * p.heads == 0) return;
   with_type(p, [&](auto type) {
     constexpr auto kernel = solve<kDim, decltype(type)::type, kReads>;

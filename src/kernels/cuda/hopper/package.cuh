@@ -32,7 +32,7 @@ struct alignas(16) ChunkRows {
   int flags[kTokens];  // kBadToken: its key or its gates are not numbers; kForgetsAll: γ = 0
   Stretch chunk;       // no tokens: a slot without a chunk
   int refined;         // whether the chunk is refined
-  int unused;
+  int schedule;        // of Schedules, where it is not refined
 };
 
 /// Where the parts of a package lie, in bytes.

@@ -35,7 +35,10 @@ struct PrepareRows {
   // Of the norms: the largest log β_j − G_j before a token, or log η; the same as `column` has it; e^{log η − largest}.
   double largest[kTokens];
   float reference[kTokens], from_state[kTokens];
-  float diagonal[kTokens], product[kTokens];
+  alignas(8) float diagonal[kTokens];
+  float product[kTokens];
+  float t[kTokens];               // ζη/f, or −1 where there is no answer
+  float spread[kWarpgroup / 32];  // the lowest tr H/‖H‖_F of a warp's tokens
   float inverse_norm[kTokens];
   int exponent[kTokens];     // of the keys' scales
   std::uint64_t bad_keys;    // tokens whose keys are not finite
@@ -176,6 +179,18 @@ __device__ __forceinline__ bool needs_refining(const PrepareRows& s, float trace
   const float inverse = s.inverse_norm[c];  // 0: there is nothing to solve
   return inverse > 0 && !(sum * inverse >= least);
 }
+
+/// Which schedule a chunk takes whose tokens all have tr H/‖H‖_F ≥ spread.
+__device__ __forceinline__ int schedule_for(const Schedules& schedules, float spread) {
+  int schedule = 0;
+#pragma unroll
+  for (int i = kReaches - 1; i >= 0; --i) {
+    if (i < schedules.reaches && spread >= schedules.spread[i]) schedule = kFirstReach + i;
+  }
+  return schedule;
+}
+/// More than tr H/‖H‖_F can be.
+inline constexpr float kWide = 100;
 
 /// m at the pair of scores i of an accumulator.
 __device__ __forceinline__ float2 mask_at(const float* rows, const float* columns, const int* froms, int i) {
@@ -353,7 +368,9 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
       s.inverse_norm[c] = rows->inverse_norm[c] = inverse;
       // Below 1e-12 the state is nothing beside what the chunk itself has written.
       const double left = s.gates.g[c] + log_eta - log_norm;
-      rows->t[c] = pace * (live ? most(expf(static_cast<float>(left)), 1e-12f) : 1e-12f);
+      const float t = live ? most(expf(static_cast<float>(left)), 1e-12f) : 1e-12f;
+      rows->t[c] = pace * t;
+      s.t[c] = live ? t : -1;
       rows->factor[c] = live ? 1 : is_lost ? bits_to_float(0x7fc00000u) : 0;
       if (c < len) {
         const std::int64_t at = (chunk.batch * p.tokens + chunk.begin + c) * p.heads + head;
@@ -374,16 +391,28 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     sync();
     const bool few = schedules.may_refine && needs_refining(s, trace, len, schedules.least_spread);
     auto* const mask = reinterpret_cast<uint4*>(package + Package<D>::kMask) + thread();
+    float own_trace[2] = {0, 0};  // times pace
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       std::uint32_t of_mask[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float2 m = mask_at(s.row, s.column, s.gates.from, 8 * i + 2 * w);
+        const float2 square = *reinterpret_cast<const float2*>(&s.diagonal[(2 * i + w / 2) * 8 + opaque(own_column())]);
+        own_trace[w % 2] += m.x * square.x + m.y * square.y;
         of_mask[w] = pack_half(m.x, m.y);
       }
       mask[i * kWarpgroup] = {of_mask[0], of_mask[1], of_mask[2], of_mask[3]};
     }
+    float lowest = kWide;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float t = s.t[own_row() + 8 * i], own = add_quad(own_trace[i]) / pace;
+      const float spread = t * (eta > 0 ? trace / eta : 0) + own;
+      if (t >= 0) lowest = spread >= 0 ? fminf(lowest, spread) : 0;  // NaN too
+    }
+    lowest = bits_to_float(__reduce_min_sync(0xffffffffu, float_to_bits(lowest)));
+    if (lane() == 0) s.spread[thread() / 32] = lowest;
     b.scale(headroom);
     if (lane() % 4 == 0) rows->unscale[own_row()] = b.unscale[0], rows->unscale[own_row() + 8] = b.unscale[1];
     auto* const rhs = reinterpret_cast<uint4*>(package + Package<D>::kRhs) + thread();
@@ -393,7 +422,11 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     }
     if (c == 0) bulk_store_wait();
     const bool refined = __syncthreads_or(few) != 0;  // and nobody reads the rows and tiles any more
-    if (c == 0) rows->refined = refined, s.bad_keys = 0;
+    if (c == 0) {
+      rows->refined = refined;
+      rows->schedule = schedule_for(schedules, fminf(fminf(s.spread[0], s.spread[1]), fminf(s.spread[2], s.spread[3])));
+      s.bad_keys = 0;
+    }
   }
   if (thread() == 0) bulk_store_finish();
 }

@@ -1,4 +1,5 @@
-// The Chebyshev iteration on spectra in [a, 1 + a] as a table, the same for every token. Iterates are kept as ξ_i/g_i:
+// The Chebyshev iteration on spectra in [a, L + a] as a table, the same for every token of a chunk. L is 1, or less
+// where tr H/‖H‖_F says that no eigenvalue of H̃ is larger. Iterates are kept as ξ_i/g_i:
 //
 //   ξ_i = −c_i H̃ξ_{i-1} + (ω_i − c_i a) ξ_{i-1} + (1 − ω_i) ξ_{i-2} + c_i b,   g_i = −(c_i/c) g_{i-1}
 //   ξ_i/g_i = c H̃ ξ_{i-1}/g_{i-1} + a_i ξ_{i-1}/g_{i-1} + b_i ξ_{i-2}/g_{i-2} + q_i b
@@ -29,6 +30,7 @@ struct Schedule {
   Residual residual[kResiduals] = {};
   float pace = 1, inverse_pace = 1;
   float ridge = 0;     // times pace
+  float faster = 1;    // pace over that of L = 1, a float16
   float headroom = 1;  // what a right-hand side of order 1 is scaled by: iterates reach 1/ridge
   float start = 0;     // ξ_0 = start · b
   float grown_last = 1;
@@ -40,17 +42,41 @@ inline constexpr double kGoal = 6e-3;
 /// From this budget on iterations may be spent as the kernel likes.
 inline constexpr std::int64_t kBudget = 20;
 
+/// What c_i comes to on spectra in [ridge, top + ridge].
+inline double limit_of_pace(double ridge, double top) {
+  const double centre = (top + 2 * ridge) / top;
+  return 2 / (1 + std::sqrt(1 - 1 / (centre * centre))) * 2 / (top + 2 * ridge);
+}
+/// Rounded to the eleven bits of a float16.
+inline double as_half(double x) {
+  int exponent = 0;
+  const double mantissa = std::frexp(x, &exponent);
+  return std::ldexp(std::round(mantissa * 2048) / 2048, exponent);
+}
+/// By how much a step shrinks what is left to solve.
+inline double rate_of(double ridge, double top) {
+  const double root = std::sqrt((top + ridge) / ridge);
+  return (root - 1) / (root + 1);
+}
+/// The largest top for which so many steps reach kGoal.
+inline double reach_of(double ridge, int steps) {
+  const double rate = std::pow(kGoal / 2, 1.0 / steps), root = (1 + rate) / (1 - rate);
+  return ridge * (root * root - 1);
+}
+
 /// `early`: no more steps than kGoal needs. `refined`: all of them, with residuals on the way.
-inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early, bool refined) {
-  const double limit = 2 / (1 + std::sqrt(1 - 1 / ((1 + 2 * ridge) * (1 + 2 * ridge)))) * 2 / (1 + 2 * ridge);
+inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early, bool refined, double top = 1) {
+  const double faster = as_half(limit_of_pace(ridge, top) / limit_of_pace(ridge, 1));
+  const double limit = faster * limit_of_pace(ridge, 1);
   Schedule s{.pace = static_cast<float>(limit),
              .inverse_pace = static_cast<float>(1 / limit),
-             .ridge = static_cast<float>(limit * ridge)};
+             .ridge = static_cast<float>(limit * ridge),
+             .faster = static_cast<float>(faster)};
   s.headroom = static_cast<float>(std::exp2(std::floor(std::log2(std::min(1.0, 50 * ridge)))));
-  const double kappa = (1 + ridge) / ridge, rate = (std::sqrt(kappa) - 1) / (std::sqrt(kappa) + 1);
   int steps = static_cast<int>(iterations);
   if (early) {
-    const int enough = std::max(8, static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate))));
+    const int enough =
+        std::max(8, static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate_of(ridge, top)) - 1e-9)));
     steps = static_cast<int>(std::min<std::int64_t>(iterations, enough + enough % 2));
   }
   s.stages = refined ? kResiduals + 1 : 1;
@@ -63,7 +89,7 @@ inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early,
     s.last[i] = about - (s.last[i + 1] - about + 1) % 2;
   }
 
-  kernels::Schedule chebyshev(Solver::chebyshev, 1 + ridge, ridge);
+  kernels::Schedule chebyshev(Solver::chebyshev, top + ridge, ridge);
   double grown = 1, before = 1;
   s.start = s.q[0] = static_cast<float>(chebyshev.start().s);
   for (int i = 1, stage = 0; i <= steps; ++i) {
@@ -88,9 +114,23 @@ inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early,
   return s;
 }
 
+/// A symmetric n×n matrix without negative eigenvalues and with Frobenius norm 1 has none above `top` if its trace is
+/// at least this: with one of L the others have a trace of √((n − 1)(1 − L²)) at most, and the sum falls as L grows.
+/// Below 1/√n no such matrix has all its eigenvalues, and no trace is enough.
+inline double spread_for(double top, double n) {
+  return top * top * n < 1 ? 2 * std::sqrt(n) : top + std::sqrt((n - 1) * (1 - top * top));
+}
+
+/// Schedules for spectra that reach less far than 1 have 8, 10, … 20 steps.
+inline constexpr int kReaches = 7, kFewest = 8, kFirstReach = 2;
+
 /// One for chunks that need no residual and one for those that do, by that: where refining is not allowed, the same.
+/// Then those for less: of[kFirstReach + i], i < reaches, for chunks of which every token has tr H/‖H‖_F ≥ spread[i],
+/// which falls.
 struct Schedules {
-  Schedule of[2];
+  Schedule of[kFirstReach + kReaches];
+  int reaches = 0;
+  float spread[kReaches] = {};
   bool may_refine = false;
   float least_spread = 0;  // chunks with a token below this are refined
 };
@@ -99,12 +139,23 @@ struct Schedules {
 /// are so small in x beside the null space that rounding, and in the gradients stopping early, would show.
 inline constexpr double kAmple = 0.07;
 
-inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refine) {
+inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refine, std::int64_t dim) {
   const bool may_refine = refine && iterations >= kBudget;
-  return {
+  Schedules all{
       .of = {make_schedule(ridge, iterations, may_refine, false), make_schedule(ridge, iterations, false, may_refine)},
       .may_refine = may_refine,
       .least_spread = static_cast<float>(kAmple / ridge)};
+  constexpr double kMargin = 1.005;  // for rounding, where traces and norms are found
+  const auto n = static_cast<double>(dim);
+  for (int i = 0; i < kReaches && may_refine; ++i) {
+    const int steps = kFewest + 2 * i;
+    const double reach = reach_of(ridge, steps);
+    if (steps >= all.of[0].last[0] || reach >= 1) break;
+    all.of[kFirstReach + i] = make_schedule(ridge, steps, true, false, reach);
+    all.spread[i] = static_cast<float>(kMargin * spread_for(reach, n));
+    all.reaches = i + 1;
+  }
+  return all;
 }
 
 }  // namespace gka::kernels::cuda::hopper

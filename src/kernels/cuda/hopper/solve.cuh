@@ -243,10 +243,11 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
     ChunkSolver<D> solver{.h = tiles + turn * kState, .k = k, .rhs = rhs, .mask = mask};
     barrier_wait(&arrived[3], phase_package);
     const bool empty = rows.chunk.length <= 0, refined = !empty && rows.refined != 0;
-    const Schedule& schedule = schedules.of[refined];
+    const int which = refined ? 1 : empty ? 0 : rows.schedule;
+    const Schedule& schedule = schedules.of[which];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      solver.t[i] = rows.t[own_row() + 8 * i];
+      solver.t[i] = rows.t[own_row() + 8 * i] * schedule.faster;
       solver.inverse_t[i] = 1 / solver.t[i];
     }
     // Before an odd number of steps comes one that makes ξ_0 out of nothing.
@@ -265,6 +266,16 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
     for (int n = 0; n < D / 2; ++n) u2[n] = 0;
     barrier_wait(&arrived[2], phase_package);
     phase_package ^= 1;
+    if (which >= kFirstReach) {  // m is times the pace of L = 1
+      const std::uint32_t faster = pack_half(schedule.faster, schedule.faster);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const uint4 m = mask[n * kWarpgroup];
+        mask[n * kWarpgroup] = {multiply_half(m.x, faster), multiply_half(m.y, faster), multiply_half(m.z, faster),
+                                multiply_half(m.w, faster)};
+      }
+      publish();  // a bulk copy will write there
+    }
     barrier_wait(&arrived[turn], phase[turn]);
     phase[turn] ^= 1;
 #pragma unroll 1
