@@ -47,8 +47,9 @@ void advance(const Problem& p, const View& right, std::int64_t columns, const Se
 passes::GivenStates state_tiles(const Problem& p, const float* saved, const View& right, std::int64_t columns,
                                 const Plan& plan, const Device& device) {
   const std::int64_t tiles = 2 * plan.count(p) * p.heads, numbers = p.key_dim * columns, size = kDim * kDim;
-  auto* const parts = cuda_on_host::allocate<std::uint16_t>(device, tiles * size);
-  auto* const norms = cuda_on_host::allocate<float>(device, tiles);
+  const std::int64_t room = 2 * cuda_on_host::segments_of(p) * p.heads;  // kernels ask for it before they know theirs
+  auto* const parts = cuda_on_host::allocate<std::uint16_t>(device, room * size);
+  auto* const norms = cuda_on_host::allocate<float>(device, room);
   std::fill_n(parts, tiles * size, std::uint16_t{0});
   for (std::int64_t task = 0; task < tiles; ++task) {
     const std::int64_t slot = task / p.heads, head = task % p.heads;

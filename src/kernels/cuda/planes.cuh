@@ -96,23 +96,14 @@ struct PlanesSolver {
     sync();
   }
 
-  __device__ __forceinline__ static void put_parts(const Planes& to, int row, int column, const float (&values)[kRun]) {
-    Vec<std::uint16_t, kRun> high, low;
+  template <int kCount>
+  __device__ __forceinline__ static void put_parts(const Planes& to, int row, int column,
+                                                   const float (&values)[kCount]) {
+    Vec<std::uint16_t, kCount> high, low;
 #pragma unroll
-    for (int r = 0; r < kRun; ++r) {
+    for (int r = 0; r < kCount; ++r) {
       high.x[r] = float_to_half(values[r]);
       low.x[r] = float_to_half(values[r] - half_to_float(high.x[r]));
-    }
-    store(to.high + row * to.ld + column, high);
-    store(to.low + row * to.ld + column, low);
-  }
-
-  __device__ __forceinline__ static void put_pair(const Planes& to, int row, int column, const Vec<float, 2>& values) {
-    Vec<std::uint16_t, 2> high, low;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      high.x[r] = float_to_half(values.x[r]);
-      low.x[r] = float_to_half(values.x[r] - half_to_float(high.x[r]));
     }
     store(to.high + row * to.ld + column, high);
     store(to.low + row * to.ld + column, low);
@@ -150,7 +141,7 @@ struct PlanesSolver {
         kept[own].right[v] = right;
         kept[own].now[v] = broadcast<2>(schedule.s[c]) * right;
         kept[own].before[v] = {};
-        put_pair(x, c, i, kept[own].now[v]);
+        put_parts(x, c, i, kept[own].now[v].x);
       }
 #pragma unroll
       for (int v = 0; v < ScoreTile::kVectors; ++v) {
@@ -184,8 +175,8 @@ struct PlanesSolver {
         score.fold();
 #pragma unroll
         for (int v = 0; v < ScoreTile::kVectors; ++v) {
-          put_pair(scores, c + ScoreTile::row(v), j + ScoreTile::column(v),
-                   masked(values_of(score, v), kept[own].mask[v]));
+          put_parts(scores, c + ScoreTile::row(v), j + ScoreTile::column(v),
+                    masked(values_of(score, v), kept[own].mask[v]).x);
         }
       }
       sync();
@@ -202,7 +193,7 @@ struct PlanesSolver {
           const Vec<float, 2> gradient = hx + broadcast<2>(op.ridge_lane[c]) * now - kept[own].right[v];
           kept[own].before[v] = now;
           kept[own].now[v] = y - broadcast<2>(si[c]) * gradient;
-          put_pair(x, c, i, kept[own].now[v]);
+          put_parts(x, c, i, kept[own].now[v].x);
         }
       }
       sync();

@@ -15,7 +15,8 @@ struct States {
 
   __device__ std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers; }
 };
-/// H or U at the start of each chunk as the forward pass's walk leaves them: divided by their norm, NaN if lost.
+/// H or U at the start of each chunk as the forward pass's walk leaves them: divided by their norm, NaN if lost. With
+/// room for all slots there could be (segments_of): norms of those without a chunk are read, and not used.
 struct GivenStates {
   const std::uint16_t* tiles;
   const float* norm;
