@@ -66,7 +66,7 @@ passes::GivenStates state_tiles(const Problem& p, const float* saved, const View
       parts[task * size + passes::Tile::place(kDim, row, column)] = cuda_on_host::float_to_half(value);
     }
   }
-  return {.tiles = parts, .norm = norms, .parts = 1};
+  return {.tiles = parts, .norm = norms};
 }
 
 /// U_c do_c as float32 vectors, from the packages of the solve.

@@ -20,6 +20,7 @@ inline std::uint32_t two_bfloat16(float first, float second) {
   };
   return rounded(first) | rounded(second) << 16;
 }
+inline float power_of_two(float x) { return x < -126 ? 0 : std::exp2(x); }
 inline float quick_exp(float x) { return std::exp(x); }
 inline float quick_inverse(float x) { return 1.0f / x; }
 inline float quick_sqrt(float x) { return std::sqrt(x); }

@@ -39,7 +39,7 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
                                   : KeptStates{.h = room_for_states(p, device, 1), .u = room_for_states(p, device, 1)};
   const Cut cut = tiles ? start_cut(p, 1, device) : spread(p, saved, states, device);
   const auto given = [](const KeyStates& of) {
-    return passes::GivenStates{reinterpret_cast<const std::uint16_t*>(of.tiles), of.norm, 1};
+    return passes::GivenStates{reinterpret_cast<const std::uint16_t*>(of.tiles), of.norm};
   };
   passes::Scratch scratch{};
   scratch.h = given(states.h);

@@ -20,9 +20,8 @@ struct States {
 struct GivenStates {
   const std::uint16_t* tiles;
   const float* norm;
-  int parts;  // tiles for each, of which the first is read
 
-  __device__ const std::uint16_t* tile(std::int64_t task) const { return tiles + task * parts * kStateNumbers; }
+  __device__ const std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers; }
 };
 
 /// Per-token numbers that `keys` leaves.

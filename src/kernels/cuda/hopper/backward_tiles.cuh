@@ -28,12 +28,6 @@ void launch_tiles(void (*kernel)(Parameters...), std::int64_t grid, int shared_b
   launch_blocks_of<kGroups * kTileThreads>(kernel, grid, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
-/// 2^x, exactly 0 from −127 down.
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 /// log₂ |x| nearly, −∞ for 0.
 __device__ __forceinline__ float logarithm(float x) {
   float y;

@@ -29,7 +29,6 @@ void launch_tiles(void (*kernel)(Parameters...), std::int64_t grid, std::size_t 
   launch(kernel, grid, 0, stream, std::forward<Arguments>(arguments)...);
 }
 
-inline float power_of_two(float x) { return x < -126 ? 0 : std::exp2(x); }
 inline float logarithm(float x) { return std::log2(std::fabs(x)); }
 inline void mark(int* word, int bits) { *word |= bits; }
 inline void publish() {}
