@@ -45,8 +45,8 @@ Learner::Learner(const Config& config, const Compute& compute)
       decoder_(draw_model(config, compute)),
       optimiser_(decoder_.parameters().all(),
                  {.betas = config.betas, .eps = config.eps, .weight_decay = config.weight_decay, .clip = config.clip}) {
-  if (!config.cuda_graph || !Recorder::serves(compute.device)) return;
-  recorder_ = std::make_unique<Recorder>(compute.device);
+  if (!config.cuda_graph || !infer::Recorder::serves(compute.device)) return;
+  recorder_ = std::make_unique<infer::Recorder>(compute.device);
   rate_ = at::zeros({}, at::TensorOptions(at::kFloat).device(compute.device));
 }
 

@@ -12,11 +12,11 @@
 #include <utility>
 
 #include "data/source.h"
+#include "infer/recording.h"
 #include "models/decoder.h"
 #include "train/adamw.h"
 #include "train/config.h"
 #include "train/device.h"
-#include "train/recording.h"
 
 namespace gka::train {
 
@@ -65,7 +65,7 @@ class Learner {
   /// By rows and tokens: batches come in few shapes, and laying one out takes a GPU longer than a small model's step.
   mutable std::map<std::pair<std::int64_t, std::int64_t>, layers::Sequences> layouts_;
 
-  std::unique_ptr<Recorder> recorder_;  // none where nothing is recorded
+  std::unique_ptr<infer::Recorder> recorder_;  // none where nothing is recorded
   bool unrecordable_ = false;
   at::Tensor rate_;                                           // the learning rate on the device
   std::map<std::array<std::int64_t, 3>, Recorded> recorded_;  // by rows, tokens and targets

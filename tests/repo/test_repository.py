@@ -12,7 +12,7 @@ import gka
 STAIRCASE = ["base", "kernels", "ops", "layers", "models", "data", "infer", "train", "serve", "cli"]
 TORCH_FREE = [
     *(ROOT / "src/kernels").rglob("*"),
-    *(ROOT / "include/gka" / name for name in ["types.h", "kernels.h", "block_kernels.h", "info.h"]),
+    *(ROOT / "include/gka" / name for name in ["types.h", "kernels.h", "block_kernels.h", "info.h", "engine.h"]),
 ]
 
 
@@ -53,7 +53,7 @@ def test_the_kernels_know_nothing_of_torch():
     assert [f"{path} includes {name}" for path in sources for name in includes(path) if name.startswith(torch)] == []
 
 
-@pytest.mark.parametrize("header", ["types.h", "kernels.h", "block_kernels.h", "info.h"])
+@pytest.mark.parametrize("header", ["types.h", "kernels.h", "block_kernels.h", "info.h", "engine.h"])
 def test_a_public_header_without_torch_compiles_by_itself(root, header, tmp_path):
     source = tmp_path / "alone.cpp"
     source.write_text(f"#include <gka/{header}>\n")

@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-namespace gka::train {
+namespace gka::infer {
 
 class Recorder {
  public:
@@ -31,4 +31,4 @@ class Recorder {
   std::unique_ptr<Parts> parts_;
 };
 
-}  // namespace gka::train
+}  // namespace gka::infer

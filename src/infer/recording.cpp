@@ -1,4 +1,4 @@
-#include "train/recording.h"
+#include "infer/recording.h"
 
 #ifdef GKA_CUDA_GRAPHS
 #include <ATen/cuda/CUDAGraph.h>
@@ -10,7 +10,7 @@
 #include <stdexcept>
 #endif
 
-namespace gka::train {
+namespace gka::infer {
 
 #ifdef GKA_CUDA_GRAPHS
 
@@ -64,4 +64,4 @@ std::function<void()> Recorder::record(const std::function<void()>& work) { retu
 
 #endif
 
-}  // namespace gka::train
+}  // namespace gka::infer

@@ -1,0 +1,166 @@
+// A model that continues and scores many sequences at once: submit, stream, cancel. Tokens only: no text, no HTTP, and
+// no torch in this header.
+//
+//   auto engine = gka::Engine::load("model");
+//   engine->submit({.prompt = tokens, .max_tokens = 64},
+//                  {.on_token = [](const gka::TokenEvent& event) { … }, .on_end = [](gka::Finish, …) { … }});
+//
+// What a request answers depends on the request and the model alone: its prompt is cut by rules that look at the prompt
+// only, its draws come from its own seed, and what an earlier prompt left behind (a snapshot) gives the very numbers
+// that reading the prompt anew would give. docs/inference.md says where batching may still change the last bits.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gka::infer {
+
+struct Sampling {
+  double temperature = 1.0;  // 0: the likeliest token each time (greedy)
+  double top_p = 1.0;        // among the fewest tokens that hold this much of the probability; in (0, 1]
+  std::int64_t top_k = 0;    // among so many likeliest tokens; 0: off
+  double min_p = 0.0;        // among tokens at least this likely, as a share of the likeliest; in [0, 1]
+  /// A token that stood in the prompt or came already: its logit is divided by it (multiplied where negative).
+  double repetition_penalty = 1.0;
+  double presence_penalty = 0.0;   // subtracted from the logit of a token that came already
+  double frequency_penalty = 0.0;  // and this, times how often it came
+  std::vector<std::pair<std::int64_t, float>> logit_bias;
+  std::uint64_t seed = 0;  // a request's tokens depend on it, the model and the request alone
+};
+
+enum class Finish : std::uint8_t { none, stop, length, cancelled, error };
+
+/// Restricts the next token (grammars, JSON). Called on the engine's thread before each draw: fills one bit per token
+/// of the vocabulary (allowed = 1) given the tokens generated so far; returns false for "no restriction now".
+class TokenFilter {
+ public:
+  virtual ~TokenFilter() = default;
+  virtual bool allowed(std::span<const std::int64_t> generated, std::vector<bool>& mask) = 0;
+};
+
+struct TopLogprob {
+  std::int64_t token;
+  float logprob;
+};
+
+/// One token that came: generated (the one that stops included), or one of the prompt (prompt_logprobs).
+struct TokenEvent {
+  std::int64_t token = 0;
+  /// Of the model's own distribution, before penalties, temperature and truncation. NaN for the first token of all,
+  /// which nothing came before.
+  float logprob = 0;
+  std::vector<TopLogprob> top;     // as many as asked for, best first; of the same numbers as `logprob`
+  std::optional<float> certainty;  // q·x, the mean over GKA layers and heads; and per layer:
+  std::vector<float> layer_certainty;
+};
+
+struct Usage {
+  std::int64_t prompt_tokens = 0;  // the memory's tokens included
+  std::int64_t completion_tokens = 0;
+  std::int64_t remembered_tokens = 0;  // of the prompt (and memory), taken from a snapshot
+  std::string why_not_more;            // one sentence where nothing, or not all that could be, was remembered
+};
+
+struct Request {
+  std::vector<std::int64_t> prompt;
+  Sampling sampling{};
+  std::int64_t max_tokens = 16;             // 0: read (and score) the prompt only
+  std::int64_t min_tokens = 0;              // what would stop the answer is not drawn before
+  std::vector<std::int64_t> stop_tokens{};  // besides the model's own end tokens
+  bool ignore_eos = false;
+  std::int64_t top_logprobs = 0;  // how many alternatives each token comes with
+  bool prompt_logprobs = false;   // score the prompt's tokens too
+  bool certainty = false;
+  std::optional<std::int64_t> iterations{};  // GKA solver steps for this request; none: the model's own
+  bool auto_iterations = false;
+  std::string memory{};                    // id of a memory that stands before the prompt; "": none
+  std::vector<std::int64_t> boundaries{};  // prompt positions worth a snapshot (ends of messages)
+  std::shared_ptr<TokenFilter> filter{};
+};
+
+/// Receives what happens to one request, on the engine's thread, in order; must return quickly. A function may be
+/// empty.
+struct Sink {
+  std::function<void(const std::vector<TokenEvent>& prompt)> on_prompt;  // once, when it is read (prompt_logprobs)
+  std::function<void(const TokenEvent& token)> on_token;
+  std::function<void(Finish finish, const Usage& usage, const std::string& error)> on_end;  // exactly once
+};
+
+struct Stats {
+  std::int64_t running = 0, waiting = 0, slots = 0, slots_in_use = 0;
+  std::int64_t cache_bytes = 0, cache_bytes_in_use = 0, snapshot_bytes = 0, snapshots = 0;
+  std::int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, remembered_tokens = 0;
+  std::int64_t snapshot_hits = 0, snapshot_misses = 0;
+};
+
+struct MemoryInfo {
+  std::string id, name;
+  std::int64_t tokens = 0, state_bytes = 0, cache_bytes = 0, created = 0;  // created: unix seconds
+};
+
+struct EngineOptions {
+  std::int64_t slots = 0;           // sequences at once; 0: what fits
+  std::int64_t context = 0;         // longest sequence; 0: the model's, or what fits
+  std::int64_t step_tokens = 0;     // token budget of one step; 0: the engine's choice
+  std::int64_t snapshot_bytes = 0;  // 0: the engine's choice; -1: none
+  std::int64_t cache_bytes = 0;     // of attention's caches, all sequences together; 0: the engine's choice
+  std::int64_t queue = 1024;        // requests that may wait
+  std::string device, dtype;        // "": automatic
+  std::string weights;              // "": as stored; "int8"
+  std::filesystem::path memories;   // folder; empty: memories live in RAM only
+  bool deterministic = false;       // no answer changes in a single bit with what else runs; slower
+  std::function<void(double fraction)> on_load;
+};
+
+/// Why a request was not taken: what a server turns into 400, 404 or 429.
+struct Refused : std::exception {
+  enum class Reason : std::uint8_t { bad_request, unknown_memory, too_long, queue_full, stopping };
+  Refused(Reason why, std::string what_field, std::string sentence)
+      : reason(why), field(std::move(what_field)), message(std::move(sentence)) {}
+  const char* what() const noexcept override { return message.c_str(); }
+  Reason reason;
+  std::string field, message;
+};
+
+using RequestId = std::uint64_t;
+
+class Engine {
+ public:
+  /// A folder with config.json and weights, or a training run (its newest checkpoint). Throws one sentence.
+  static std::unique_ptr<Engine> load(const std::filesystem::path& model, const EngineOptions& options = {});
+  /// Cancels what still runs.
+  virtual ~Engine() = default;
+
+  virtual RequestId submit(Request request, Sink sink) = 0;  // throws Refused; thread-safe
+  virtual void cancel(RequestId id) = 0;                     // frees its slot at the next step; thread-safe
+  virtual Stats stats() const = 0;
+  virtual void drain() = 0;  // refuse new requests, finish the running ones
+
+  virtual MemoryInfo create_memory(std::vector<std::int64_t> tokens, std::string name) = 0;  // blocks until read
+  virtual MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name) = 0;
+  virtual std::vector<MemoryInfo> memories() const = 0;
+  virtual bool delete_memory(const std::string& id) = 0;
+
+  virtual std::int64_t vocabulary() const = 0;
+  virtual std::int64_t context() const = 0;
+  virtual std::vector<std::int64_t> end_tokens() const = 0;
+  virtual std::int64_t iterations() const = 0;  // the model's own; 0: it has no GKA layer
+};
+
+}  // namespace gka::infer
+
+namespace gka {
+using infer::Engine;
+using infer::EngineOptions;
+using infer::Finish;
+using infer::Request;
+using infer::TokenEvent;
+}  // namespace gka
