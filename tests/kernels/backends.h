@@ -114,6 +114,11 @@ class OnEveryBackend : public testing::TestWithParam<Backend> {
     if (!forced_->available()) GTEST_SKIP() << "this machine has no " << backend.instruction_set;
   }
 
+  /// A test that left out every case has checked nothing, and says so.
+  void TearDown() override {
+    if (refused_ > 0 && carried_ == 0 && !IsSkipped()) GTEST_SKIP() << "it carries none of this test's cases";
+  }
+
   bool is_reference() const { return GetParam().is_reference(); }
 
   /// The spec in the type, and with the widths, chunks and iterations, that the backend carries in both directions
@@ -136,9 +141,11 @@ class OnEveryBackend : public testing::TestWithParam<Backend> {
   }
   /// Whether it carries these options at all.
   bool carries(const Options& o) const {
-    return !GetParam().tensor_cores ||
-           (o.part == Part::both && o.solver == Solver::chebyshev && o.gradient == Gradient::implicit &&
-            o.ridge_mode == RidgeMode::adaptive && o.decay_keys);
+    const bool carried = !GetParam().tensor_cores ||
+                         (o.part == Part::both && o.solver == Solver::chebyshev && o.gradient == Gradient::implicit &&
+                          o.ridge_mode == RidgeMode::adaptive && o.decay_keys);
+    ++(carried ? carried_ : refused_);
+    return carried;
   }
   /// How far from the truth a value may be that should be within `tight` of it in float64.
   double within(double tight) const { return GetParam().tensor_cores ? kValues : tight; }
@@ -182,6 +189,7 @@ class OnEveryBackend : public testing::TestWithParam<Backend> {
   // Of 16-bit types on tensor cores: results rounded to bfloat16 (1.7e-3 by itself), states in float32.
   static constexpr double kValues = 5e-3, kGradients = 1e-2, kStates = 1e-5;
 
+  mutable int carried_ = 0, refused_ = 0;  // cases
   std::optional<ForcedInstructionSet> forced_;
   std::optional<Forced> path_;
 };

@@ -1,8 +1,6 @@
-// Every backend against stored float64 results of the operator. The folder is what the environment variable GKA_GOLDENS
-// names, else ../shared/goldens beside the repository; where there is none the tests say that they were skipped.
+// Every backend against stored float64 results of the operator, those of tests/goldens.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "kernels/backends.h"
@@ -11,21 +9,16 @@
 namespace gka::kernels::test {
 namespace {
 
-std::filesystem::path goldens() {
-  if (const char* folder = std::getenv("GKA_GOLDENS")) return folder;
-  const auto repository = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
-  return repository.parent_path() / "shared" / "goldens";
-}
-
 class Goldens : public OnEveryBackend {
  protected:
   void SetUp() override {
     OnEveryBackend::SetUp();
     if (GetParam().tensor_cores) GTEST_SKIP() << "the stored inputs are float64, and not rounded to bfloat16";
-    if (!std::filesystem::exists(folder())) GTEST_SKIP() << "no goldens at " << folder() << ": set GKA_GOLDENS";
   }
 
-  static std::filesystem::path folder() { return goldens() / "ops"; }
+  static std::filesystem::path folder() {
+    return std::filesystem::path(__FILE__).parent_path().parent_path() / "goldens" / "ops";
+  }
 
   /// Calls check() with each stored file in turn.
   template <typename Check>

@@ -18,7 +18,6 @@ using layers::Sequences;
 
 class PublishedCheckpoint : public testing::TestWithParam<const char*> {
  protected:
-  void SetUp() override { SKIP_WITHOUT_GOLDENS(); }
   static std::filesystem::path folder() { return goldens() / GetParam(); }
 };
 
