@@ -1,6 +1,5 @@
 #include "layers/memory.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
@@ -10,13 +9,11 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,9 +23,6 @@
 
 namespace gka::layers {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 constexpr std::int64_t kChunk = 64;
 constexpr std::int64_t kLeaf = 4;
@@ -244,67 +238,24 @@ at::Tensor one_token(const MemoryInputs& in, MemoryRule rule, Call& call) {
 
 // ---- Token by token on a GPU
 
-using Maybe = std::optional<at::Tensor>;  // as autograd takes tensors that may be undefined
-
-Maybe maybe(const at::Tensor& tensor) { return tensor.defined() ? Maybe(tensor) : std::nullopt; }
-at::Tensor or_undefined(const Maybe& tensor) { return tensor.value_or(at::Tensor()); }
-
-/// The recurrence with its gradients: o and, where it is wanted, the last state. States on the way are kept where
-/// `train` is set.
-struct Recur : torch::autograd::Function<Recur> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const Maybe& log_decay, const Maybe& beta, const Maybe& initial, const Maybe& bounds,
-                               bool delta, double scale, bool train, bool want_final) {
-    const ops::Recurrence call{
-        q,     k,    v, or_undefined(log_decay), or_undefined(beta), or_undefined(initial), or_undefined(bounds),
-        delta, scale};
-    auto result = ops::recurrence(call, train, want_final);
-    if (train)
-      context->save_for_backward({q, k, v, call.log_decay, call.beta, call.initial, call.bounds, result.states});
-    context->saved_data["delta"] = delta;
-    context->saved_data["scale"] = scale;
-    context->set_materialize_grads(false);
-    variable_list results{result.o};
-    if (want_final) results.push_back(result.final);
-    return results;
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& slopes) {
-    const auto saved = context->get_saved_variables();
-    const ops::Recurrence call{saved[0],
-                               saved[1],
-                               saved[2],
-                               saved[3],
-                               saved[4],
-                               saved[5],
-                               saved[6],
-                               context->saved_data["delta"].toBool(),
-                               context->saved_data["scale"].toDouble()};
-    const auto d_o = slopes[0].defined() ? slopes[0].contiguous() : at::zeros_like(call.v);
-    const bool through_final = slopes.size() > 1 && slopes[1].defined();
-    const auto d = ops::recurrence_backward(call, saved[7], d_o, through_final ? slopes[1].contiguous() : at::Tensor());
-    return {d.q, d.k, d.v, d.log_decay, d.beta, d.initial, {}, {}, {}, {}, {}};
-  }
-};
-
 /// Whether that is the way to go: cut into chunks, short sequences are hundreds of launches of very little work.
 bool recurs(const MemoryInputs& in, const Sequences& sequences) {
   return ops::has_recurrence(in.q) && sequences.longest() <= kShort;
 }
 
 at::Tensor by_recurrence(const MemoryInputs& in, MemoryRule rule, Call& call) {
-  const auto wide = [](const at::Tensor& x) { return x.defined() ? x.to(at::kFloat).contiguous() : x; };
-  const auto q = wide(in.q), k = wide(in.k), v = wide(in.v), log_decay = wide(in.log_decay), beta = wide(in.beta);
-  const auto initial = wide(call.take());
-  const auto needs_gradient = [](const at::Tensor& x) { return x.defined() && x.requires_grad(); };
-  const bool train =
-      at::GradMode::is_enabled() && (needs_gradient(q) || needs_gradient(k) || needs_gradient(v) ||
-                                     needs_gradient(log_decay) || needs_gradient(beta) || needs_gradient(initial));
-  const auto results =
-      Recur::apply(q, k, v, maybe(log_decay), maybe(beta), maybe(initial), maybe(call.sequences().cu_seqlens()),
-                   rule == MemoryRule::delta, in.scale, train, call.wants_state());
-  call.give(results.back());
-  return results[0].to(in.q.scalar_type());
+  const auto result = ops::recurrence({.q = in.q,
+                                       .k = in.k,
+                                       .v = in.v,
+                                       .log_decay = in.log_decay,
+                                       .beta = in.beta,
+                                       .initial = call.take(),
+                                       .bounds = call.sequences().cu_seqlens(),
+                                       .delta = rule == MemoryRule::delta,
+                                       .scale = in.scale},
+                                      call.wants_state());
+  call.give(result.final);
+  return result.o.to(in.q.scalar_type());
 }
 
 /// Whether the operator with its own kernels computes it.

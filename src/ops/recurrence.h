@@ -1,4 +1,4 @@
-// The memories of layers/memory.h token by token on a GPU: below autograd.
+// The memories of layers/memory.h token by token on a GPU, with their gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 namespace gka::ops {
 
 struct Recurrence {
-  at::Tensor q, k;       // [B,T,H,K], all float32 and contiguous
+  at::Tensor q, k;       // [B,T,H,K], of any floating type: computed in float32, as all below
   at::Tensor v;          // [B,T,H,V]
   at::Tensor log_decay;  // [B,T,H] or [B,T,H,K]; may be undefined, as may those below
   at::Tensor beta;       // [B,T,H]
@@ -22,16 +22,10 @@ struct Recurrence {
 bool has_recurrence(const at::Tensor& q);
 
 struct RecurrenceResult {
-  at::Tensor o;
-  at::Tensor states;  // for the backward pass; undefined unless asked for
-  at::Tensor final;   // likewise
+  at::Tensor o;      // float32 [B,T,H,V]
+  at::Tensor final;  // float32 [N,H,K,V]; undefined unless asked for
 };
-RecurrenceResult recurrence(const Recurrence& r, bool keep_states, bool want_final);
-
-struct RecurrenceGradients {
-  at::Tensor q, k, v, log_decay, beta, initial;  // undefined where the input is
-};
-RecurrenceGradients recurrence_backward(const Recurrence& r, const at::Tensor& states, const at::Tensor& d_o,
-                                        const at::Tensor& d_final);
+/// Differentiable in all tensors but `bounds`.
+RecurrenceResult recurrence(const Recurrence& r, bool want_final);
 
 }  // namespace gka::ops
