@@ -145,7 +145,11 @@ class Attention final : public Mixer {
  private:
   at::Tensor heads(const at::Tensor& x) const { return x.unflatten(-1, {-1, size_}); }
 
+  /// Caches in pages (layers::Inference); a window's is a ring of its own.
+  bool in_pages(const Call& call) const { return window_ == kUnbounded && call.inference().pages.defined(); }
+
   at::Tensor whole_sequences(const Heads& h, Call& call) const {
+    if (in_pages(call)) return from_pages(h, call);
     const auto& sequences = call.sequences();
     const at::Tensor keys = call.take(), values = call.take();
     const bool fresh = !keys.defined();
@@ -186,6 +190,41 @@ class Attention final : public Mixer {
     return at::cat(answers).view(h.q.sizes());
   }
 
+  /// Each sequence for itself: its keys and values go to its pages, and come from there where it has a past.
+  at::Tensor from_pages(const Heads& h, Call& call) const {
+    const auto& sequences = call.sequences();
+    const auto& bounds = sequences.bounds();
+    const auto& pages = call.inference().pages;
+    const at::Tensor keys = call.take(), values = call.take();
+    const auto flat = Heads{.q = h.q.flatten(0, 1), .k = h.k.flatten(0, 1), .v = h.v.flatten(0, 1)};
+    const auto positions = sequences.positions().flatten();
+    std::vector<at::Tensor> answers;
+    for (std::int64_t n = 0; n < sequences.count(); ++n) {
+      const auto begin = bounds[n], tokens = bounds[n + 1] - begin, past = sequences.past()[n];
+      if (tokens == 0) continue;
+      const auto places = places_in(pages[n], positions.narrow(0, begin, tokens));
+      const auto all = [&](const at::Tensor& pool, const at::Tensor& every) {
+        const auto fresh = every.narrow(0, begin, tokens);
+        pool.flatten(0, 1).index_copy_(0, places, fresh.to(pool.scalar_type()));
+        if (past == 0) return fresh;
+        const auto held = (past + tokens + kPageTokens - 1) / kPageTokens;
+        return pool.index_select(0, pages[n].narrow(0, 0, held)).flatten(0, 1).narrow(0, 0, past + tokens);
+      };
+      const auto k = all(keys, flat.k), v = all(values, flat.v);
+      const auto q = flat.q.narrow(0, begin, tokens);
+      answers.push_back(
+          attend({.q = q.unsqueeze(0), .k = k.unsqueeze(0), .v = v.unsqueeze(0)}, past, window_).squeeze(0));
+    }
+    call.give({});
+    call.give({});
+    return answers.empty() ? h.q : at::cat(answers).view(h.q.sizes());
+  }
+
+  /// Where positions [T] of a sequence with these pages lie among all pages' tokens.
+  static at::Tensor places_in(const at::Tensor& pages, const at::Tensor& positions) {
+    return pages.index_select(0, positions.div(kPageTokens, "floor")) * kPageTokens + positions.remainder(kPageTokens);
+  }
+
   /// The positions from … to − 1 of one sequence's cache in order.
   at::Tensor unroll(const at::Tensor& cache, std::int64_t from, std::int64_t to) const {
     if (to <= window_) return cache.narrow(0, from, to - from);
@@ -214,6 +253,7 @@ class Attention final : public Mixer {
 
   at::Tensor one_token(const Heads& h, Call& call) const {
     const at::Tensor keys = call.take(), values = call.take();
+    if (in_pages(call)) return one_token_in_pages(h, keys, values, call);
     const auto batch = h.q.size(0), room = keys.size(1);
     const auto slots = call.slots().defined() ? call.slots().to(at::kLong)
                                               : at::arange(batch, at::TensorOptions(at::kLong).device(keys.device()));
@@ -224,11 +264,33 @@ class Attention final : public Mixer {
 
     // On the CPU looking is cheap, so only what is filled is read; a GPU would have to be waited for.
     const auto longest = positions.is_cpu() ? std::min(room, positions.max().item<std::int64_t>() + 1) : room;
-    const auto seen = at::arange(longest, positions.options()).le(positions.unsqueeze(1)).view({batch, 1, 1, longest});
+    return answer_one(h.q, call.read(keys.narrow(1, 0, longest), batch), call.read(values.narrow(1, 0, longest), batch),
+                      positions);
+  }
+
+  /// The caller gives no more pages than the longest sequence needs, so all of them are read.
+  at::Tensor one_token_in_pages(const Heads& h, const at::Tensor& keys, const at::Tensor& values,
+                                const Call& call) const {
+    const auto& pages = call.inference().pages;
+    const auto& positions = call.positions();
+    const auto page = pages.gather(1, positions.div(kPageTokens, "floor").unsqueeze(1)).squeeze(1);
+    const auto places = page * kPageTokens + positions.remainder(kPageTokens);
+    const auto used = [&](const at::Tensor& pool, const at::Tensor& fresh) {
+      pool.flatten(0, 1).index_copy_(0, places, fresh.to(pool.scalar_type()));
+      return pool.index_select(0, pages.flatten()).view({h.q.size(0), -1, kv_heads_, size_});
+    };
+    const auto k = used(keys, h.k), v = used(values, h.v);
+    return answer_one(h.q, k, v, positions);
+  }
+
+  /// q [B,heads,D] against cached keys and values [B,room,kv heads,D], of which positions + 1 are filled.
+  at::Tensor answer_one(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
+                        const at::Tensor& positions) const {
+    const auto batch = query.size(0), room = keys.size(1);
+    const auto seen = at::arange(room, positions.options()).le(positions.unsqueeze(1)).view({batch, 1, 1, room});
     // The query heads of one key head are the rows of one small attention.
-    const auto q = h.q.reshape({batch, kv_heads_, -1, size_}).transpose(1, 2);
-    const auto o = softmax_attention(q, call.read(keys.narrow(1, 0, longest), batch).to(q.scalar_type()),
-                                     call.read(values.narrow(1, 0, longest), batch).to(q.scalar_type()), seen);
+    const auto q = query.reshape({batch, kv_heads_, -1, size_}).transpose(1, 2);
+    const auto o = softmax_attention(q, keys.to(q.scalar_type()), values.to(q.scalar_type()), seen);
     return o.transpose(1, 2).reshape({batch, heads_, size_});
   }
 

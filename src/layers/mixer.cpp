@@ -9,7 +9,9 @@
 namespace gka::layers {
 namespace {
 
-std::vector<std::int64_t> shape_of(const StateField& field, std::int64_t slots, std::int64_t capacity) {
+std::vector<std::int64_t> shape_of(const StateField& field, std::int64_t slots, std::int64_t capacity,
+                                   std::int64_t pages = 0) {
+  if (pages > 0 && field.max_tokens == kUnbounded) return shape_of(field, pages, kPageTokens);
   std::vector<std::int64_t> shape{slots};
   if (field.max_tokens > 0) shape.push_back(std::min(capacity, field.max_tokens));
   shape.insert(shape.end(), field.shape.begin(), field.shape.end());
@@ -38,31 +40,32 @@ void Call::write(at::Tensor pool, const at::Tensor& values) const {
   }
 }
 
-MixerOutput Mixer::forward(const at::Tensor& x, const Sequences& sequences, const State* in, bool want_state) const {
+MixerOutput Mixer::forward(const at::Tensor& x, const Sequences& sequences, const State* in, bool want_state,
+                           const Inference& inference) const {
   check_input(x, sequences);
   if (!sequences.is_padded()) {
-    Call call(sequences, in, want_state);
+    Call call(sequences, in, want_state, inference);
     at::Tensor y = mix(x, call);
     return {.y = std::move(y), .state = std::move(call.out())};
   }
   const auto& kept = sequences.kept();
   const auto flat = x.flatten(0, 1);
-  MixerOutput dense = forward(flat.index_select(0, kept).unsqueeze(0), sequences.dense(), in, want_state);
+  MixerOutput dense = forward(flat.index_select(0, kept).unsqueeze(0), sequences.dense(), in, want_state, inference);
   dense.y = at::zeros(flat.sizes(), flat.options()).index_copy(0, kept, dense.y.squeeze(0)).view(x.sizes());
   return dense;
 }
 
-at::Tensor Mixer::step(const at::Tensor& x, const State& pool, const at::Tensor& slots,
-                       const at::Tensor& positions) const {
+at::Tensor Mixer::step(const at::Tensor& x, const State& pool, const at::Tensor& slots, const at::Tensor& positions,
+                       const Inference& inference) const {
   const at::NoGradGuard no_grad;
-  Call call(pool, slots, positions);
+  Call call(pool, slots, positions, inference);
   return mix(x, call);
 }
 
 State Mixer::make_state(std::int64_t slots, const StateOptions& options) const {
   State state;
   for (const auto& field : state_fields(options.dtype)) {
-    state.tensors.push_back(at::zeros(shape_of(field, slots, options.capacity),
+    state.tensors.push_back(at::zeros(shape_of(field, slots, options.capacity, options.pages),
                                       at::TensorOptions().device(options.device).dtype(field.dtype)));
   }
   return state;
@@ -115,12 +118,14 @@ void Mixer::scatter(const State& from, const State& pool, const at::Tensor& slot
   for (std::size_t i = 0; i < fields.size(); ++i) {
     const auto& source = from.tensors[i];
     at::Tensor target = pool.tensors[i];
+    if (!source.defined()) continue;
     if (fields[i].max_tokens > 0) {
       if (source.size(1) > target.size(1)) {
         throw std::invalid_argument("The pool's cache has room for " + std::to_string(target.size(1)) +
                                     " tokens and the state holds " + std::to_string(source.size(1)) +
                                     "; reserve more first.");
       }
+      target.narrow(1, source.size(1), target.size(1) - source.size(1)).index_fill_(0, slots, 0);
       target = target.narrow(1, 0, source.size(1));
     }
     target.index_copy_(0, slots, source.to(target.scalar_type()));

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,11 +34,29 @@ struct StateField {
   std::int64_t max_tokens = 0;
 };
 inline constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
+inline constexpr std::int64_t kPageTokens = 64;
 
 struct StateOptions {
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;  // of the activations; memories are float32 or float64 regardless
   std::int64_t capacity = 0;          // tokens a cache has room for; memories of fixed size ignore it
+  /// > 0: caches without a bound are so many pages for all slots together, [pages, kPageTokens, …]; see Inference.
+  std::int64_t pages = 0;
+};
+
+/// What inference may ask of a call beyond its tokens.
+struct Inference {
+  /// Caches without a bound lie in pages: int64 [sequences, pages each] on the device; page i of a sequence holds its
+  /// tokens from i · kPageTokens on. Such a tensor of the state is the pool of pages, changed in place by `forward`
+  /// too, which then gives an undefined tensor for it. In a state that comes with it, an undefined tensor remembers
+  /// nothing.
+  at::Tensor pages{};
+  /// GKA's solver steps: for all sequences; and in a step, int32 [B] on the device, for each.
+  std::optional<std::int64_t> iterations{};
+  at::Tensor iterations_each{};
+  /// Gets from every GKA layer, in turn, how much of each token's query the past explains: 1 − λ q·x/‖q‖², the mean
+  /// over heads, [B,T] or in a step [B]. Costs a second solve.
+  std::vector<at::Tensor>* certainty = nullptr;
 };
 
 struct MixerOutput {
@@ -50,11 +69,11 @@ struct MixerOutput {
 class Call {
  public:
   /// A call of `forward`.
-  Call(const Sequences& sequences, const State* in, bool want_state)
-      : sequences_(&sequences), in_(in), want_state_(want_state) {}
+  Call(const Sequences& sequences, const State* in, bool want_state, const Inference& inference = {})
+      : sequences_(&sequences), in_(in), want_state_(want_state), inference_(inference) {}
   /// A call of `step`.
-  Call(const State& pool, const at::Tensor& slots, const at::Tensor& positions)
-      : in_(&pool), slots_(slots), positions_(positions) {}
+  Call(const State& pool, const at::Tensor& slots, const at::Tensor& positions, const Inference& inference = {})
+      : in_(&pool), slots_(slots), positions_(positions), inference_(inference) {}
 
   bool is_step() const { return sequences_ == nullptr; }
   bool wants_state() const { return want_state_; }
@@ -65,6 +84,8 @@ class Call {
   const at::Tensor& slots() const { return slots_; }
   /// int64 [B,T] or [B].
   const at::Tensor& positions() const { return is_step() ? positions_ : sequences_->positions(); }
+
+  const Inference& inference() const { return inference_; }
 
   /// The next tensor of the state: in a step the pool's, to be changed in place; undefined where sequences begin here.
   at::Tensor take() { return in_ != nullptr ? in_->tensors.at(next_++) : at::Tensor(); }
@@ -83,6 +104,7 @@ class Call {
   const State* in_ = nullptr;
   bool want_state_ = false;
   at::Tensor slots_, positions_;
+  Inference inference_;
   std::size_t next_ = 0;
   State out_;
 };
@@ -93,12 +115,13 @@ class Mixer {
 
   /// x [B,T,C]. `in` holds one slot per sequence (nullptr: they begin here) and is left as it was.
   MixerOutput forward(const at::Tensor& x, const Sequences& sequences, const State* in = nullptr,
-                      bool want_state = false) const;
+                      bool want_state = false, const Inference& inference = {}) const;
 
   /// One token for each of B sequences: x [B,C], slots int64 [B] (distinct; undefined: sequence b is slot b), positions
   /// int64 [B] (how many tokens the sequence had before). Updates the pool in place; returns [B,C]; has no gradient.
   /// Waits for no device: that a cache has room for a position is the caller's to see to (`reserve`).
-  at::Tensor step(const at::Tensor& x, const State& pool, const at::Tensor& slots, const at::Tensor& positions) const;
+  at::Tensor step(const at::Tensor& x, const State& pool, const at::Tensor& slots, const at::Tensor& positions,
+                  const Inference& inference = {}) const;
 
   /// The tensors of a state for activations of `dtype`.
   virtual std::vector<StateField> state_fields(at::ScalarType dtype) const = 0;
@@ -111,7 +134,8 @@ class Mixer {
   void reset(const State& state, const at::Tensor& slots = {}) const;
   /// Gives caches room for `capacity` tokens; keeps what they hold. No effect where they have it.
   void reserve(State& state, std::int64_t capacity) const;
-  /// Slots of a state as a state of their own (a copy), and back into a pool. A cache in the pool needs the room.
+  /// Slots of a state as a state of their own (a copy), and back into a pool, whose slots then hold that and nothing
+  /// else. A cache in the pool needs the room; one in pages (undefined in `from`) stays as it is.
   State gather(const State& pool, const at::Tensor& slots) const;
   void scatter(const State& from, const State& pool, const at::Tensor& slots) const;
 

@@ -46,9 +46,11 @@ class Decoder::Block {
 
   /// Returns the stream after the block, and the mixer's state.
   std::pair<Stream, layers::State> forward(const Stream& stream, const layers::Sequences& sequences,
-                                           const layers::State* state, bool want_state, const Observer& observe) const {
+                                           const layers::State* state, const ForwardOptions& options) const {
+    const auto& observe = options.observe;
     const auto [x, normed] = layers::add_norm(stream.x, stream.change, mixer_norm_, eps_);
-    auto mixed = named([&] { return mixer_->forward(normed, sequences, state, want_state); });
+    auto mixed =
+        named([&] { return mixer_->forward(normed, sequences, state, options.want_state, options.inference); });
     if (observe) observe(mixer_name_, mixed.y);
     return {add_mlp({.x = x, .change = mixed.y}, observe), std::move(mixed.state)};
   }
@@ -56,16 +58,16 @@ class Decoder::Block {
   at::Tensor forward_recomputed(const at::Tensor& x, const layers::Sequences& sequences) const {
     // The node in the graph may outlive the caller's sequences, not the decoder.
     const auto body = [this, sequences](const at::Tensor& input) {
-      const auto after = forward({.x = input, .change = {}}, sequences, nullptr, false, {}).first;
+      const auto after = forward({.x = input, .change = {}}, sequences, nullptr, {}).first;
       return after.x.add(after.change);
     };
     return recompute(body, x, own_);
   }
 
-  Stream step(const Stream& stream, const layers::State& pool, const at::Tensor& slots,
-              const at::Tensor& positions) const {
+  Stream step(const Stream& stream, const layers::State& pool, const at::Tensor& slots, const at::Tensor& positions,
+              const layers::Inference& inference) const {
     const auto [x, normed] = layers::add_norm(stream.x, stream.change, mixer_norm_, eps_);
-    const auto y = named([&] { return mixer_->step(normed, pool, slots, positions); });
+    const auto y = named([&] { return mixer_->step(normed, pool, slots, positions, inference); });
     return add_mlp({.x = x, .change = y}, {});
   }
 
@@ -156,7 +158,7 @@ ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& s
       continue;
     }
     const auto* before = options.state != nullptr ? &options.state->blocks[i] : nullptr;
-    auto [after, state] = blocks_[i].forward(stream, sequences, before, options.want_state, observe);
+    auto [after, state] = blocks_[i].forward(stream, sequences, before, options);
     stream = std::move(after);
     if (options.want_state) result.state.blocks.push_back(std::move(state));
   }
@@ -180,11 +182,11 @@ at::Tensor Decoder::log_probabilities(const at::Tensor& hidden, const at::Tensor
 }
 
 at::Tensor Decoder::step(const at::Tensor& ids, const DecoderState& pool, const at::Tensor& slots,
-                         const at::Tensor& positions) const {
+                         const at::Tensor& positions, const layers::Inference& inference) const {
   const at::NoGradGuard no_gradient;
   Stream stream{.x = embed(ids, parameters_->options().dtype), .change = {}};
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    stream = blocks_[i].step(stream, pool.blocks.at(i), slots, positions);
+    stream = blocks_[i].step(stream, pool.blocks.at(i), slots, positions, inference);
   }
   return layers::add_norm(stream.x, stream.change, norm_, config_.mixer.rms_norm_eps).normed;
 }
@@ -221,6 +223,12 @@ void Decoder::scatter(const DecoderState& from, const DecoderState& pool, const 
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     blocks_[i].mixer().scatter(from.blocks.at(i), pool.blocks.at(i), slots);
   }
+}
+
+std::vector<std::vector<layers::StateField>> Decoder::state_fields(at::ScalarType dtype) const {
+  std::vector<std::vector<layers::StateField>> fields;
+  for (const auto& block : blocks_) fields.push_back(block.mixer().state_fields(dtype));
+  return fields;
 }
 
 std::optional<std::string> first_not_finite(const Decoder& decoder, const at::Tensor& ids,

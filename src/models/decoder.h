@@ -47,6 +47,7 @@ struct ForwardOptions {
   /// Activation checkpointing: blocks are computed again in the backward pass. Not together with states.
   bool recompute = false;
   std::optional<at::ScalarType> dtype{};  // of the activations; else the parameters'
+  layers::Inference inference{};
   Observer observe{};
 };
 
@@ -87,8 +88,8 @@ class Decoder {
 
   /// One token for each of B sequences: ids [B], slots int64 [B] (distinct; undefined: sequence b is slot b), positions
   /// int64 [B]: how many tokens it had before. Updates the pool in place; returns hidden [B,C]; has no gradient.
-  at::Tensor step(const at::Tensor& ids, const DecoderState& pool, const at::Tensor& slots,
-                  const at::Tensor& positions) const;
+  at::Tensor step(const at::Tensor& ids, const DecoderState& pool, const at::Tensor& slots, const at::Tensor& positions,
+                  const layers::Inference& inference = {}) const;
 
   // Pools of states: every block's at once, as layers::Mixer has them for one.
   DecoderState make_state(std::int64_t slots, const layers::StateOptions& options) const;
@@ -97,6 +98,8 @@ class Decoder {
   void reserve(DecoderState& state, std::int64_t capacity) const;
   DecoderState gather(const DecoderState& pool, const at::Tensor& slots) const;
   void scatter(const DecoderState& from, const DecoderState& pool, const at::Tensor& slots) const;
+  /// The tensors of every block's state, for activations of `dtype`.
+  std::vector<std::vector<layers::StateField>> state_fields(at::ScalarType dtype) const;
 
  private:
   class Block;
