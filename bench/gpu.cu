@@ -22,6 +22,7 @@
 
 #include "gka/kernels.h"
 #include "kernels/case.h"
+#include "kernels/cuda/choose.h"
 #include "kernels/cuda/hopper/hopper.h"
 #include "kernels/cuda/plain.h"
 
@@ -78,13 +79,10 @@ constexpr Path kPlain{"plain", cuda::plain::forward, cuda::plain::backward};
 /// The Hopper kernels, where they take a call, as the library chooses them; the forward pass is only asked for what
 /// they take.
 bool hopper_takes_backward(const Problem& p, const Gradients& out) {
-  return cuda::hopper::takes_backward(p, out) || cuda::hopper::takes_backward_in_blocks(p, out);
+  return *cuda::hopper::why_not_carried(p, out) == 0;
 }
 void hopper_backward(const Problem& p, const Saved& saved, const Gradients& out, const cuda::Device& device) {
-  const auto run = cuda::hopper::takes_backward(p, out) ? cuda::hopper::backward
-                   : hopper_takes_backward(p, out)      ? cuda::hopper::backward_in_blocks
-                                                        : cuda::plain::backward;
-  run(p, saved, out, device);
+  (hopper_takes_backward(p, out) ? cuda::hopper::backward : cuda::plain::backward)(p, saved, out, device);
 }
 constexpr Path kHopper{"hopper", cuda::hopper::forward, hopper_backward};
 
@@ -165,7 +163,7 @@ class OnDevice {
   std::int64_t extent(const View& v, std::int64_t channels) const {
     const std::int64_t last =
         (p.batch - 1) * v.batch_stride + (p.tokens - 1) * v.token_stride + (p.heads - 1) * v.head_stride;
-    return (last + channels) * (v.dtype == DType::float64 ? 8 : v.dtype == DType::float32 ? 4 : 2);
+    return (last + channels) * bytes_of(v.dtype);
   }
   struct Back {
     void *host, *device;
@@ -428,7 +426,7 @@ int main(int argc, char** argv) {
       Gradients wanted;
       wanted.d_o.dtype = named.spec.dtype;
       if (!plain) {
-        if (const char* why = cuda::hopper::unsupported(probe); why != nullptr) {
+        if (const char* why = cuda::hopper::why_not_carried(probe); *why != 0) {
           std::printf("%-18s not taken: %s\n", named.name, why);
           continue;
         }

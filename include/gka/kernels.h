@@ -10,6 +10,7 @@
 // docs/mathematics.md has the whole story.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -21,8 +22,37 @@ namespace gka::kernels {
 
 enum class DType : std::uint8_t { float64, float32, bfloat16, float16 };
 
+inline constexpr std::array<NameTable<DType>, 4> kDTypeNames{{
+    {"float64", DType::float64},
+    {"float32", DType::float32},
+    {"bfloat16", DType::bfloat16},
+    {"float16", DType::float16},
+}};
+constexpr const auto& names_of(DType) { return kDTypeNames; }
+
+/// Of one number.
+constexpr std::int64_t bytes_of(DType dtype) {
+  switch (dtype) {
+    case DType::float64: return 8;
+    case DType::float32: return 4;
+    case DType::bfloat16:
+    case DType::float16: return 2;
+  }
+  return 0;
+}
+
+/// In what such numbers are added up and states are kept.
+constexpr DType accumulation_dtype(DType dtype) { return dtype == DType::float64 ? DType::float64 : DType::float32; }
+
 /// Which half of the operator to run: all of it, x alone (H, no values), or scale · U_tᵀ q_t alone (U, no solve).
 enum class Part : std::uint8_t { both, solve, memory };
+
+inline constexpr std::array<NameTable<Part>, 3> kPartNames{{
+    {"both", Part::both},
+    {"solve", Part::solve},
+    {"memory", Part::memory},
+}};
+constexpr const auto& names_of(Part) { return kPartNames; }
 
 /// A [batch, tokens, heads, channels] array with contiguous channels; strides count elements. Gates have one channel.
 /// `data == nullptr` means left out. Inputs are only read.
@@ -86,7 +116,7 @@ struct Problem {
 };
 
 /// The accumulation type of a problem, which is also that of its states.
-constexpr DType state_dtype(const Problem& p) { return p.q.dtype == DType::float64 ? DType::float64 : DType::float32; }
+constexpr DType state_dtype(const Problem& p) { return accumulation_dtype(p.q.dtype); }
 
 /// What a forward pass keeps for the backward pass. The contents belong to the backend that wrote them; the caller
 /// only provides the room, all of it or none.
@@ -106,6 +136,12 @@ struct Report {
   double* true_residual = nullptr;  // ‖H_t x_t − q_t‖
   double* variance = nullptr;       // q_t · x_t
   double* x = nullptr;
+
+  /// Whether anything of it is asked for.
+  constexpr bool wanted() const {
+    return norm != nullptr || ridge != nullptr || residual != nullptr || true_residual != nullptr ||
+           variance != nullptr || x != nullptr;
+  }
 };
 
 struct Outputs {
@@ -150,15 +186,19 @@ struct Step {
 /// States are kept at the start of every segment of this many tokens of a sequence; inside one they are recomputed.
 inline constexpr std::int64_t kSegment = 128;
 
-/// How many segments a problem can have at most, from its sizes alone (not from the values of cu_seqlens).
-constexpr std::int64_t max_segments(bool packed, std::int64_t batch, std::int64_t tokens, std::int64_t sequences) {
-  return packed ? tokens / kSegment + sequences : batch * ((tokens + kSegment - 1) / kSegment);
+/// How many segments a problem can have at most, from its sizes alone (not from the values of cu_seqlens). Int: of any
+/// type that counts, torch's symbolic one among them.
+template <typename Int>
+constexpr Int max_segments(bool packed, Int batch, Int tokens, Int sequences) {
+  const Int segment(kSegment);
+  return packed ? tokens / segment + sequences : batch * ((tokens + (segment - Int(1))) / segment);
 }
 /// For how many of them Saved has room: that many, and a few in which a backend keeps what it has to know of the
-/// others.
-constexpr std::int64_t saved_segments(bool packed, std::int64_t batch, std::int64_t tokens, std::int64_t sequences) {
-  const std::int64_t segments = max_segments(packed, batch, tokens, sequences);
-  return segments + 1 + segments / 2048;
+/// others. Each backend checks that what it keeps fits (kernels/cuda/hopper/saved.h).
+template <typename Int>
+constexpr Int saved_segments(bool packed, Int batch, Int tokens, Int sequences) {
+  const Int segments = max_segments(packed, batch, tokens, sequences);
+  return segments + Int(1) + segments / Int(2048);
 }
 
 /// Where a backend's parallel work runs. `run(n, body)` calls body(0) … body(n − 1), each once, possibly at the same
@@ -209,13 +249,27 @@ void forward(const Problem& problem, const Outputs& outputs, const Device& devic
 void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device);
 void step(const Step& step, const Device& device);
 
-/// Why the Hopper kernels (bfloat16 on tensor cores, compute capability 9.0) do not run a problem's forward pass on a
-/// device; empty where they do. Only sizes, types and options count. What they leave runs on the plain path, which
-/// takes everything. The environment variable GKA_GPU=plain switches them off; GKA_GPU=hopper throws
-/// std::invalid_argument on a device they do not run on, as an unknown name does.
-std::string why_not_hopper(const Problem& problem, int device = 0);
-/// Whether the backward pass of a problem whose forward pass they run is theirs too.
-bool hopper_takes_backward(const Problem& problem);
+/// A set of kernels. `plain` takes every call on every card; the others, faster, some calls on some cards.
+enum class Path : std::uint8_t { none, plain, hopper };
+
+inline constexpr std::array<NameTable<Path>, 3> kPathNames{{
+    {"", Path::none},
+    {"cuda", Path::plain},
+    {"hopper", Path::hopper},
+}};
+constexpr const auto& names_of(Path) { return kPathNames; }
+
+/// Which path takes a call, and why not a faster one (or none at all); empty where there is none faster.
+struct Choice {
+  Path path = Path::none;
+  const char* why = "";
+};
+
+/// What `forward` and `backward` run: sizes, types, options, the device and what is asked for decide, never the
+/// numbers. The environment variable GKA_GPU=plain switches faster paths off; GKA_GPU=hopper throws
+/// std::invalid_argument on a card without them, as an unknown name does.
+Choice choose(const Problem& problem, const Outputs& outputs, int device = 0);
+Choice choose(const Problem& problem, const Gradients& gradients, int device = 0);
 
 /// "NVIDIA H200, 132 multiprocessors". Throws std::runtime_error where this machine has no such device.
 std::string describe(int device = 0);

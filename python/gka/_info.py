@@ -43,10 +43,19 @@ def choose_kernel(
     iterations: int = 30,
     decay_keys: bool = True,
     ridge: float = 0.02,
+    part: str = "both",
+    refine: bool = True,
+    report: bool = False,
 ) -> tuple[str, str]:
-    """Which backend a call with these properties takes, and why. The name is empty where none can."""
+    """Which backend a call with these properties takes, and why. The name is empty where none can.
+
+    `part` is "both" for `gated_kalmanet`, "solve" for `ridge_solve` and "memory" for `linear_memory`; `report` asks
+    about `gated_kalmanet_report`.
+    """
+    device = torch.device(device)
     return torch.ops.gka.choose_kernel(
-        torch.device(device).type,
+        device.type,
+        device.index or 0,
         dtype,
         key_dim,
         value_dim,
@@ -56,4 +65,7 @@ def choose_kernel(
         iterations,
         decay_keys,
         ridge,
+        part,
+        refine,
+        report,
     )

@@ -1,12 +1,12 @@
 // `gka info`: what was built, what this machine can run, and which kernel a call takes and why.
 #include <CLI/CLI.hpp>
-#include <array>
+#include <charconv>
 #include <iomanip>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.h"
@@ -18,18 +18,19 @@ namespace {
 using kernels::DType;
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::pair<const char*, DType>, 4> kDTypeNames{{
-    {"float64", DType::float64},
-    {"float32", DType::float32},
-    {"bfloat16", DType::bfloat16},
-    {"float16", DType::float16},
-}};
+std::string device_name(const CallInfo& call) {
+  return call.device + (call.device_index != 0 ? ":" + std::to_string(call.device_index) : "");
+}
 
-const char* name_of_dtype(DType dtype) {
-  for (const auto& [name, entry] : kDTypeNames) {
-    if (entry == dtype) return name;
-  }
-  return "?";
+/// What a call has that most have not.
+std::string particulars(const CallInfo& call) {
+  const CallInfo usual;
+  std::string text;
+  if (call.iterations != usual.iterations) text += ", " + std::to_string(call.iterations) + " iterations";
+  if (call.part != usual.part) text += ", part " + std::string(name_of(call.part));
+  if (!call.refine) text += ", not refined";
+  if (call.report) text += ", with a report";
+  return text;
 }
 
 /// Shown when no particular call is asked about.
@@ -55,13 +56,18 @@ Json describe(const BackendInfo& backend) {
 
 Json describe(const CallInfo& call) {
   const auto choice = choose_kernel(call);
-  return {{"device", call.device},
-          {"dtype", name_of_dtype(call.dtype)},
+  return {{"device", device_name(call)},
+          {"dtype", name_of(call.dtype)},
           {"key_dim", call.key_dim},
           {"value_dim", call.value_dim},
           {"solver", name_of(call.solver)},
           {"gradient", name_of(call.gradient)},
           {"ridge_mode", name_of(call.ridge_mode)},
+          {"iterations", call.iterations},
+          {"ridge", call.ridge},
+          {"part", name_of(call.part)},
+          {"refine", call.refine},
+          {"report", call.report},
           {"kernel", choice.kernel},
           {"reason", choice.reason}};
 }
@@ -88,10 +94,10 @@ void print(const std::vector<CallInfo>& calls) {
   std::cout << "\nWhich kernel a call of gated_kalmanet takes\n";
   for (const auto& call : calls) {
     const auto choice = choose_kernel(call);
-    std::cout << "  " << call.device << ", " << name_of_dtype(call.dtype) << ", D " << call.key_dim << ", V "
+    std::cout << "  " << device_name(call) << ", " << name_of(call.dtype) << ", D " << call.key_dim << ", V "
               << call.value_dim << ", " << name_of(call.solver) << ", " << name_of(call.gradient) << " gradient, "
-              << name_of(call.ridge_mode) << " ridge\n      " << (choice.kernel.empty() ? "no kernel" : choice.kernel)
-              << ": " << choice.reason << "\n";
+              << name_of(call.ridge_mode) << " ridge" << particulars(call) << "\n      "
+              << (choice.kernel.empty() ? "no kernel" : choice.kernel) << ": " << choice.reason << "\n";
   }
 }
 
@@ -110,6 +116,19 @@ CLI::Option* add_choice(CLI::App& app, const std::string& option, const Table& t
     throw CLI::ValidationError(option, "got '" + text + "'; it takes one of " + names);
   };
   return app.add_option_function<std::string>(option, set, names)->type_name("NAME");
+}
+
+/// "cuda:1" is a type and an index.
+void set_device(const std::string& text, CallInfo& call) {
+  const auto colon = text.find(':');
+  call.device = text.substr(0, colon);
+  call.device_index = 0;
+  if (colon == std::string::npos) return;
+  const char *const first = text.data() + colon + 1, *const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(first, last, call.device_index);
+  if (error != std::errc() || end != last || call.device_index < 0) {
+    throw CLI::ValidationError("--device", "got '" + text + "'; it takes a type, or a type and a number as in cuda:1");
+  }
 }
 
 struct Arguments {
@@ -134,13 +153,21 @@ Action declare_info(CLI::App& app) {
   app.add_flag("--json", arguments->json, "Print JSON");
 
   arguments->about_the_call = {
-      app.add_option("--device", call.device, "cpu, cuda or another type of device, as torch spells it"),
-      add_choice(app, "--dtype", kDTypeNames, call.dtype),
+      app.add_option_function<std::string>(
+             "--device", [&call](const std::string& text) { set_device(text, call); },
+             "cpu, cuda, cuda:1 or another device, as torch spells it")
+          ->type_name("NAME"),
+      add_choice(app, "--dtype", kernels::kDTypeNames, call.dtype),
       app.add_option("--key-dim", call.key_dim, "D, the width of q and k")->type_name("N"),
       app.add_option("--value-dim", call.value_dim, "V, the width of v")->type_name("N"),
       add_choice(app, "--solver", kSolverNames, call.solver),
       add_choice(app, "--gradient", kGradientNames, call.gradient),
       add_choice(app, "--ridge-mode", kRidgeModeNames, call.ridge_mode),
+      app.add_option("--ridge", call.ridge, "the ridge a")->type_name("X"),
+      app.add_option("--iterations", call.iterations, "steps of the solver")->type_name("N"),
+      add_choice(app, "--part", kernels::kPartNames, call.part),
+      app.add_flag("--refine,!--no-refine", call.refine, "Whether low-precision kernels may refine"),
+      app.add_flag("--report", call.report, "As gated_kalmanet_report calls it"),
   };
   for (auto* option : arguments->about_the_call) option->group("One call to explain");
 

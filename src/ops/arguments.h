@@ -9,24 +9,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "gka/kernels.h"
-
-namespace gka::kernels {
-
-inline constexpr std::array<NameTable<Part>, 3> kPartNames{{
-    {"both", Part::both},
-    {"solve", Part::solve},
-    {"memory", Part::memory},
-}};
-constexpr const auto& names_of(Part) { return kPartNames; }
-
-}  // namespace gka::kernels
 
 namespace gka::ops {
 

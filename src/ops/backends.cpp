@@ -14,7 +14,72 @@ namespace gka {
 namespace ops {
 namespace {
 
-std::string takes_everything(const CallInfo&) { return ""; }
+#ifdef GKA_HAS_CUDA
+constexpr bool kCudaBuilt = true;
+#else
+constexpr bool kCudaBuilt = false;
+#endif
+#ifdef GKA_HAS_HOPPER
+constexpr bool kHopperBuilt = true;
+#else
+constexpr bool kHopperBuilt = false;
+#endif
+
+constexpr Backend kCpu = {
+    .forward = [](const auto& problem, const auto& outputs,
+                  c10::Device) { kernels::cpu::forward(problem, outputs, torch_executor()); },
+    .backward = [](const auto& problem, const auto& saved, const auto& gradients,
+                   c10::Device) { kernels::cpu::backward(problem, saved, gradients, torch_executor()); },
+    .step = [](const auto& step, c10::Device) { kernels::cpu::step(step, torch_executor()); }};
+
+#ifdef GKA_HAS_CUDA
+constexpr Backend kCuda = {
+    .forward =
+        [](const auto& problem, const auto& outputs, c10::Device device) {
+          on_cuda(device, [&](const auto& where) { kernels::cuda::forward(problem, outputs, where); });
+        },
+    .backward =
+        [](const auto& problem, const auto& saved, const auto& gradients, c10::Device device) {
+          on_cuda(device, [&](const auto& where) { kernels::cuda::backward(problem, saved, gradients, where); });
+        },
+    .step = [](const auto& step,
+               c10::Device device) { on_cuda(device, [&](const auto& where) { kernels::cuda::step(step, where); }); }};
+
+// ---- What a call takes on a GPU -----------------------------------------------------------------------------------
+
+/// As much of a problem as decides its path.
+kernels::Problem outline(const CallInfo& call) {
+  kernels::Problem problem{.key_dim = call.key_dim, .value_dim = call.value_dim};
+  problem.q.dtype = call.dtype;
+  problem.options.part = call.part;
+  problem.options.solver = call.solver;
+  problem.options.gradient = call.gradient;
+  problem.options.ridge_mode = call.ridge_mode;
+  problem.options.iterations = call.iterations;
+  problem.options.decay_keys = call.decay_keys;
+  problem.options.ridge = call.ridge;
+  problem.options.refine = call.refine;
+  return problem;
+}
+
+kernels::cuda::Choice choose_forward(const CallInfo& call) {
+  kernels::Outputs outputs;
+  outputs.o.dtype = call.dtype;
+  double asked_for = 0;  // only whether there is a pointer counts
+  if (call.report) outputs.report.norm = &asked_for;
+  return kernels::cuda::choose(outline(call), outputs, call.device_index);
+}
+
+kernels::cuda::Choice choose_backward(const CallInfo& call) {
+  kernels::Gradients gradients;
+  for (kernels::View* view : {&gradients.d_o, &gradients.d_q, &gradients.d_k, &gradients.d_v}) {
+    view->dtype = call.dtype;
+  }
+  return kernels::cuda::choose(outline(call), gradients, call.device_index);
+}
+#endif
+
+// ---- What is listed -----------------------------------------------------------------------------------------------
 
 std::string reference_detail() {
   return "float64, one token at a time; the definition the others are tested against, reached through gka::kernels";
@@ -31,150 +96,80 @@ std::string cuda_detail() {
   return "float32 and float64 arithmetic on any card from Ampere on; " + kernels::cuda::describe();
 }
 
-std::string needs_a_gpu(const CallInfo&) {
-  static const std::string missing = [] {
-    try {
-      kernels::cuda::describe();
-      return std::string();
-    } catch (const std::exception& error) {
-      return std::string(error.what());
-    }
-  }();
-  return missing;
-}
-
-constexpr Backend kCuda = {
-    .name = "cuda",
-    .device = "cuda",
-    .built = true,
-    .refuses = needs_a_gpu,
-    .detail = cuda_detail,
-    .forward =
-        [](const auto& problem, const auto& outputs, c10::Device device) {
-          on_cuda(device, [&](const auto& where) { kernels::cuda::forward(problem, outputs, where); });
-        },
-    .backward =
-        [](const auto& problem, const auto& saved, const auto& gradients, c10::Device device) {
-          on_cuda(device, [&](const auto& where) { kernels::cuda::backward(problem, saved, gradients, where); });
-        },
-    .step = [](const auto& step,
-               c10::Device device) { on_cuda(device, [&](const auto& where) { kernels::cuda::step(step, where); }); }};
-
-/// As much of a problem as decides whether the Hopper kernels take it.
-kernels::Problem outline(const CallInfo& call) {
-  kernels::Problem problem{.key_dim = call.key_dim, .value_dim = call.value_dim};
-  problem.q.dtype = call.dtype;
-  problem.options.solver = call.solver;
-  problem.options.gradient = call.gradient;
-  problem.options.ridge_mode = call.ridge_mode;
-  problem.options.iterations = call.iterations;
-  problem.options.decay_keys = call.decay_keys;
-  problem.options.ridge = call.ridge;
-  return problem;
-}
-
-std::string hopper_refuses(const CallInfo& call) {
-  if (const auto missing = needs_a_gpu(call); !missing.empty()) return missing;
-  return kernels::cuda::why_not_hopper(outline(call));
-}
-
-#ifdef GKA_HAS_HOPPER
 std::string hopper_detail() {
-  const std::string device = kernels::cuda::describe();
-  const auto refusal = [](kernels::DType dtype) { return hopper_refuses({.device = "cuda", .dtype = dtype}); };
-  if (const auto reason = refusal(kernels::DType::bfloat16); !reason.empty()) throw std::runtime_error(reason);
-  const std::string types = refusal(kernels::DType::float16).empty() ? "bfloat16 and float16" : "bfloat16";
-  return types + " on tensor cores, gated_kalmanet with its default solver; " + device;
+  const auto choice = choose_forward({.device = "cuda", .dtype = kernels::DType::bfloat16});
+  if (choice.path != kernels::cuda::Path::hopper) throw std::runtime_error(choice.why);
+  return "bfloat16 and float16 on tensor cores, gated_kalmanet with its default solver; " + kernels::cuda::describe();
 }
 #else
-std::string hopper_detail() { return kernels::cuda::why_not_hopper({}); }
+std::string cuda_detail() { return "this library was built without CUDA (GKA_CUDA=ON)"; }
+std::string hopper_detail() { return cuda_detail(); }
 #endif
 
-std::string hopper_remark(const CallInfo& call) {
-  return kernels::cuda::hopper_takes_backward(outline(call)) ? "" : ", its backward pass is cuda's";
-}
+struct Row {
+  std::string_view name;
+  bool built;
+  bool chosen;  // whether an operator can take it
+  /// What `backends()` says about it on this machine; throws what is wrong where it cannot run.
+  std::string (*detail)();
+};
 
-/// The kernels choose the path themselves, by the same rules: reports, halves of the operator and one-token steps are
-/// the plain path's.
-constexpr Backend hopper_row() {
-  Backend row = kCuda;
-  row.name = "hopper";
-#ifndef GKA_HAS_HOPPER
-  row.built = false;
-#endif
-  row.refuses = hopper_refuses;
-  row.detail = hopper_detail;
-  row.remark = hopper_remark;
-  return row;
-}
-constexpr Backend kHopper = hopper_row();
-#else
-std::string built_without_cuda() { return "this library was built without CUDA (GKA_CUDA=ON)"; }
-
-constexpr Backend kCuda = {.name = "cuda", .device = "cuda", .detail = built_without_cuda};
-constexpr Backend kHopper = {.name = "hopper", .device = "cuda", .detail = built_without_cuda};
-#endif
-
-constexpr Backend kBackends[] = {
-    {.name = "reference", .device = "", .built = true, .refuses = takes_everything, .detail = reference_detail},
-    {.name = "cpu",
-     .device = "cpu",
-     .built = true,
-     .refuses = takes_everything,
-     .detail = cpu_detail,
-     .forward = [](const auto& problem, const auto& outputs,
-                   c10::Device) { kernels::cpu::forward(problem, outputs, torch_executor()); },
-     .backward = [](const auto& problem, const auto& saved, const auto& gradients,
-                    c10::Device) { kernels::cpu::backward(problem, saved, gradients, torch_executor()); },
-     .step = [](const auto& step, c10::Device) { kernels::cpu::step(step, torch_executor()); }},
-    kHopper,
-    kCuda,
+/// In the order of preference on each device.
+constexpr Row kRows[] = {
+    {"reference", true, false, reference_detail},
+    {"cpu", true, true, cpu_detail},
+    {"hopper", kHopperBuilt, true, hopper_detail},
+    {"cuda", kCudaBuilt, true, cuda_detail},
 };
 
 std::string built_names() {
   std::string names;
-  for (const auto& backend : kBackends) {
-    if (!backend.built || backend.device.empty()) continue;
+  for (const auto& row : kRows) {
+    if (!row.built || !row.chosen) continue;
     if (!names.empty()) names += ", ";
-    names += backend.name;
+    names += row.name;
   }
   return names;
 }
 
-struct Choice {
-  const Backend* backend = nullptr;
-  std::string passed_over;  // why not the ones before it
-};
+KernelChoice no_kernel(const std::string& why) { return {.kernel = "", .reason = why + "; built: " + built_names()}; }
 
-/// The first backend of the device that takes the call.
-Choice choose(const CallInfo& call) {
-  std::string passed_over;
-  for (const auto& backend : kBackends) {
-    if (backend.device != call.device) continue;
-    const auto refusal = backend.built ? backend.refuses(call) : backend.detail();
-    if (refusal.empty()) return {&backend, passed_over};
-    passed_over += std::string(backend.name) + ": " + refusal + "; ";
+KernelChoice choose_on_cpu(const CallInfo&) {
+  return {.kernel = "cpu", .reason = "cpu takes this call (" + cpu_detail() + ")"};
+}
+
+#ifdef GKA_HAS_CUDA
+KernelChoice choose_on_cuda(const CallInfo& call) {
+  using kernels::cuda::Path;
+  const auto forward = choose_forward(call);
+  const std::string why = forward.why;
+  switch (forward.path) {
+    case Path::none: return no_kernel("hopper: " + why + "; cuda: " + why);
+    case Path::plain:
+      return {.kernel = "cuda", .reason = "hopper: " + why + "; cuda takes this call (" + cuda_detail() + ")"};
+    case Path::hopper: break;
   }
-  return {nullptr, passed_over};
+  const auto backward = choose_backward(call);
+  const std::string remark =
+      backward.path == Path::hopper ? "" : std::string(", its backward pass is cuda's: ") + backward.why;
+  return {.kernel = "hopper", .reason = "hopper takes this call" + remark + " (" + hopper_detail() + ")"};
 }
-
-std::string why_none(const CallInfo& call, const Choice& choice) {
-  const auto passed_over =
-      choice.passed_over.empty() ? "no kernels for the device " + call.device + "; " : choice.passed_over;
-  return passed_over + "built: " + built_names();
+#else
+KernelChoice choose_on_cuda(const CallInfo&) {
+  return no_kernel("hopper: " + hopper_detail() + "; cuda: " + cuda_detail());
 }
+#endif
 
 }  // namespace
 
-std::span<const Backend> backend_table() { return kBackends; }
-
-const Backend& backend_for(std::string_view op, const CallInfo& call) {
-  const auto choice = choose(call);
-  if (choice.backend == nullptr) {
-    throw c10::NotImplementedError(std::string(op) + ": q takes a device this build has kernels for, got " +
-                                   call.device + " (" + why_none(call, choice) + ")");
-  }
-  return *choice.backend;
+const Backend& backend_for(std::string_view op, c10::Device device) {
+  if (device.is_cpu()) return kCpu;
+#ifdef GKA_HAS_CUDA
+  if (device.is_cuda()) return kCuda;
+#endif
+  const CallInfo call{.device = c10::DeviceTypeName(device.type(), /*lower_case=*/true)};
+  throw c10::NotImplementedError(std::string(op) + ": q takes a device this build has kernels for, got " + call.device +
+                                 " (" + choose_kernel(call).reason + ")");
 }
 
 }  // namespace ops
@@ -183,11 +178,10 @@ const char* version() { return GKA_VERSION; }
 
 std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> list;
-  for (const auto& backend : ops::backend_table()) {
-    BackendInfo info{
-        .name = std::string(backend.name), .built = backend.built, .available = backend.built, .detail = ""};
+  for (const auto& row : ops::kRows) {
+    BackendInfo info{.name = std::string(row.name), .built = row.built, .available = row.built, .detail = ""};
     try {
-      info.detail = backend.detail();
+      info.detail = row.detail();
     } catch (const std::exception& error) {  // GKA_CPU or GKA_GPU asks for what this machine lacks
       info.available = false;
       info.detail = error.what();
@@ -198,12 +192,9 @@ std::vector<BackendInfo> backends() {
 }
 
 KernelChoice choose_kernel(const CallInfo& call) {
-  const auto choice = ops::choose(call);
-  if (choice.backend == nullptr) return {.kernel = "", .reason = ops::why_none(call, choice)};
-  const std::string name(choice.backend->name);
-  const std::string remark = choice.backend->remark != nullptr ? choice.backend->remark(call) : "";
-  return {.kernel = name,
-          .reason = choice.passed_over + name + " takes this call" + remark + " (" + choice.backend->detail() + ")"};
+  if (call.device == "cpu") return ops::choose_on_cpu(call);
+  if (call.device == "cuda") return ops::choose_on_cuda(call);
+  return ops::no_kernel("no kernels for the device " + call.device);
 }
 
 }  // namespace gka

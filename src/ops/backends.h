@@ -1,12 +1,10 @@
-// The table of backends: which exist, what each carries, and the functions that run it. The operators look a backend
-// up here and know no other way to a kernel.
+// The kernels of each type of device. The operators reach a kernel through `backend_for` and know no other way; which
+// path a call takes on a GPU is the kernels' own choice (kernels::cuda::choose), and `choose_kernel` tells it.
 #pragma once
 
 #include <c10/core/Device.h>
 
 #include <functional>
-#include <span>
-#include <string>
 #include <string_view>
 
 #include "gka/info.h"
@@ -14,30 +12,16 @@
 
 namespace gka::ops {
 
+/// `device` is where every tensor of the call lies.
 struct Backend {
-  std::string_view name;
-  std::string_view device;  // the type of device it serves, as torch spells it; empty: never chosen
-  bool built = false;
-
-  /// Why it cannot take this call; empty: it can.
-  std::string (*refuses)(const CallInfo& call) = nullptr;
-  /// What `backends()` says about it on this machine.
-  std::string (*detail)() = nullptr;
-  /// What `choose_kernel` adds about a call it takes; absent: nothing.
-  std::string (*remark)(const CallInfo& call) = nullptr;
-
-  // `device` is where every tensor of the call lies.
   void (*forward)(const kernels::Problem&, const kernels::Outputs&, c10::Device device) = nullptr;
   void (*backward)(const kernels::Problem&, const kernels::Saved&, const kernels::Gradients&,
                    c10::Device device) = nullptr;
   void (*step)(const kernels::Step&, c10::Device device) = nullptr;
 };
 
-/// In the order of preference on each device.
-std::span<const Backend> backend_table();
-
-/// The backend `choose_kernel` names. Throws c10::NotImplementedError with its reason where there is none.
-const Backend& backend_for(std::string_view op, const CallInfo& call);
+/// That of a device's type. Throws c10::NotImplementedError where this build has none.
+const Backend& backend_for(std::string_view op, c10::Device device);
 
 /// Runs kernels on torch's threads.
 const kernels::Executor& torch_executor();

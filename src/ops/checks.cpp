@@ -268,14 +268,6 @@ void check_packing(std::string_view op, const Arguments& arguments, Checker& che
   checker.set('N', cu_seqlens.sym_size(0) - 1);
 }
 
-/// As kernels::saved_segments, on sizes that may be symbols.
-c10::SymInt saved_segments(bool packed, const Checker& sizes) {
-  const c10::SymInt segment(kernels::kSegment);
-  const c10::SymInt segments = packed ? sizes.size('T') / segment + sizes.size('N')
-                                      : sizes.size('B') * ((sizes.size('T') + (segment - 1)) / segment);
-  return segments + 1 + segments / 2048;
-}
-
 Sizes check_inputs(std::string_view op, const Arguments& arguments, Checker& checker) {
   checker.check(kCallRules[0]);  // q, before anything is measured by it
   check_packing(op, arguments, checker);
@@ -285,7 +277,8 @@ Sizes check_inputs(std::string_view op, const Arguments& arguments, Checker& che
     if (!arguments.v.defined()) fail_type(sentence(op, ": v takes a tensor [B, T, H, V], got none"));
     checker.check_dim("v", 'V');
   }
-  checker.set('S', saved_segments(arguments.cu_seqlens.defined(), checker));
+  checker.set('S', kernels::saved_segments(arguments.cu_seqlens.defined(), checker.size('B'), checker.size('T'),
+                                           checker.size('N')));
   return {.batch = checker.size('B'),
           .tokens = checker.size('T'),
           .heads = checker.size('H'),

@@ -78,18 +78,8 @@ kernels::Problem problem_of(const Arguments& a, const Sizes& sizes, kernels::Opt
 
 bool is_meta(const Arguments& a) { return a.q.device().is_meta(); }
 
-const Backend& find_backend(std::string_view op, const Arguments& a, const kernels::Options& options) {
-  const CallInfo call = {.device = c10::DeviceTypeName(a.q.device().type(), /*lower_case=*/true),
-                         .dtype = kernel_dtype(a.q.scalar_type()),
-                         .key_dim = a.q.size(-1),
-                         .value_dim = a.v.defined() ? a.v.size(-1) : 0,
-                         .solver = options.solver,
-                         .gradient = options.gradient,
-                         .ridge_mode = options.ridge_mode,
-                         .iterations = options.iterations,
-                         .decay_keys = options.decay_keys,
-                         .ridge = options.ridge};
-  const Backend& backend = backend_for(op, call);
+const Backend& find_backend(std::string_view op, const Arguments& a) {
+  const Backend& backend = backend_for(op, a.q.device());
   if (values_are_checked(a.q.device())) check_values(op, a);
   return backend;
 }
@@ -158,7 +148,7 @@ void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto sizes = check_call(name, a);
   const auto results = forward_room(a, sizes, options.part);
   if (!is_meta(a)) {
-    const auto& backend = find_backend(name, a, options);
+    const auto& backend = find_backend(name, a);
     prepare(a);
     const auto problem = problem_of(a, sizes, options);
     clear_spare_room(problem, results);
@@ -182,7 +172,7 @@ void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto sizes = check_backward(a);
   const auto results = gradient_room(a);
   if (!is_meta(a)) {
-    const auto& backend = find_backend(name, a, options);
+    const auto& backend = find_backend(name, a);
     // The kernels write λ's gradient as they read λ, in float64.
     const auto& d_ridge = results[8];
     const auto d_ridge_wide = d_ridge.numel() > 0 ? room(a, {sizes.heads, sizes.key_dim}, at::kDouble) : at::Tensor();
@@ -213,7 +203,7 @@ void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto sizes = check_step(a);
   const auto o = room(a, {sizes.batch, sizes.heads, sizes.value_dim}, a.q.scalar_type());
   if (!is_meta(a)) {
-    const auto& backend = find_backend(name, a, options);
+    const auto& backend = find_backend(name, a);
     prepare(a);
     options.ridge_diagonal = doubles(a.ridge_diagonal);
     backend.step({.batch = sizes.batch.expect_int(),
@@ -246,7 +236,7 @@ void run_report(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (int i = 0; i < 5; ++i) results.push_back(room(a, {s.batch, s.tokens, s.heads}, at::kDouble));
   results.push_back(room(a, {s.batch, s.tokens, s.heads, s.key_dim}, at::kDouble));  // x
   if (!is_meta(a)) {
-    const auto& backend = find_backend(name, a, options);
+    const auto& backend = find_backend(name, a);
     prepare(a);
     options.part = Part::solve;  // nothing in a report depends on the values
     const auto o = room(a, {s.batch, s.tokens, s.heads, s.key_dim}, a.q.scalar_type());

@@ -40,10 +40,12 @@ Columns list_backends() {
   return columns;
 }
 
-std::tuple<std::string, std::string> name_kernel(const std::string& device, at::ScalarType dtype, std::int64_t key_dim,
-                                                 std::int64_t value_dim, const std::string& solver,
-                                                 const std::string& gradient, const std::string& ridge_mode,
-                                                 std::int64_t iterations, bool decay_keys, double ridge) {
+std::tuple<std::string, std::string> name_kernel(const std::string& device, std::int64_t device_index,
+                                                 at::ScalarType dtype, std::int64_t key_dim, std::int64_t value_dim,
+                                                 const std::string& solver, const std::string& gradient,
+                                                 const std::string& ridge_mode, std::int64_t iterations,
+                                                 bool decay_keys, double ridge, const std::string& part, bool refine,
+                                                 bool report) {
   Arguments a;
   a.solver = solver;
   a.gradient = gradient;
@@ -51,8 +53,11 @@ std::tuple<std::string, std::string> name_kernel(const std::string& device, at::
   a.iterations = iterations;
   a.decay_keys = decay_keys;
   a.ridge = ridge;
+  a.part = part;
+  a.refine = refine;
   const auto options = parse_options("choose_kernel", a);
   const auto choice = choose_kernel({.device = device,
+                                     .device_index = static_cast<int>(device_index),
                                      .dtype = kernel_dtype(dtype),
                                      .key_dim = key_dim,
                                      .value_dim = value_dim,
@@ -61,7 +66,10 @@ std::tuple<std::string, std::string> name_kernel(const std::string& device, at::
                                      .ridge_mode = options.ridge_mode,
                                      .iterations = options.iterations,
                                      .decay_keys = options.decay_keys,
-                                     .ridge = options.ridge});
+                                     .ridge = options.ridge,
+                                     .part = options.part,
+                                     .refine = options.refine,
+                                     .report = report});
   return {choice.kernel, choice.reason};
 }
 
@@ -134,8 +142,9 @@ TORCH_LIBRARY(gka, m) {
   m.def("version() -> str", []() -> std::string { return version(); });
   m.def("backends() -> (str[] name, bool[] built, bool[] available, str[] detail)", list_backends);
   m.def(
-      "choose_kernel(str device, ScalarType dtype, int key_dim, int value_dim, str solver, str gradient, "
-      "str ridge_mode, int iterations, bool decay_keys, float ridge) -> (str kernel, str reason)",
+      "choose_kernel(str device, int device_index, ScalarType dtype, int key_dim, int value_dim, str solver, "
+      "str gradient, str ridge_mode, int iterations, bool decay_keys, float ridge, str part, bool refine, bool report) "
+      "-> (str kernel, str reason)",
       name_kernel);
 }
 

@@ -57,6 +57,15 @@ def test_info_explains_the_one_call_that_is_asked_about():
     assert only["reason"]
 
 
+def test_info_takes_everything_that_decides_the_kernel():
+    told = json.loads(call("info", "--json", "--device", "cuda:1", "--part", "solve", "--no-refine", "--report").stdout)
+    (only,) = told["calls"]
+    assert (only["device"], only["part"], only["refine"], only["report"]) == ("cuda:1", "solve", False, True)
+    done = call("info", "--device", "cuda:one")
+    assert done.returncode == 2
+    assert "cuda:one" in done.stderr
+
+
 def test_a_forced_instruction_set_shows():
     told = json.loads(call("info", "--json", GKA_CPU="portable").stdout)
     (cpu,) = [backend for backend in told["backends"] if backend["name"] == "cpu"]

@@ -248,7 +248,7 @@ TEST_P(ShortConvolution, StepsAfterAPrefixGiveTheRestOfTheSequence) {
     }
     const ConvResults got(c);
     const auto token = [](View view, std::int64_t t, DType dtype) {
-      const std::int64_t bytes = dtype == DType::float64 ? 8 : dtype == DType::float32 ? 4 : 2;
+      const std::int64_t bytes = bytes_of(dtype);
       view.data = static_cast<char*>(view.data) + t * view.token_stride * bytes;
       return view;
     };

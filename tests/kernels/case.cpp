@@ -372,7 +372,7 @@ Case::Case(CaseSpec spec) : spec_(std::move(spec)) {
   const std::int64_t sequences = s.lengths.empty() ? s.batch : static_cast<std::int64_t>(s.lengths.size());
   const bool solves = s.options.part != Part::memory;
   const bool values = s.options.part != Part::solve;
-  const DType state = s.dtype == DType::float64 ? DType::float64 : DType::float32;
+  const DType state = accumulation_dtype(s.dtype);
 
   Random random(s.seed);
   const auto normal = [&] { return random.normal(); };

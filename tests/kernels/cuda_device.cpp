@@ -22,8 +22,6 @@ void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-std::int64_t bytes_of(DType dtype) { return dtype == DType::float64 ? 8 : dtype == DType::float32 ? 4 : 2; }
-
 class Mirror {
  public:
   explicit Mirror(const Problem& p) : Mirror(p.batch, p.tokens, p.heads) {
@@ -140,10 +138,15 @@ std::string CudaDevice::missing() {
 
 namespace {
 
+/// Why the Hopper kernels do not run a problem's forward pass; empty if they do.
+std::string why_not_hopper(const Problem& problem) {
+  const cuda::Choice choice = cuda::choose(problem, Outputs{});
+  return choice.path == cuda::Path::hopper ? "" : choice.why;
+}
 std::string why_not_hopper(DType dtype) {
   Problem problem;
   problem.q.dtype = dtype;
-  return cuda::why_not_hopper(problem);
+  return why_not_hopper(problem);
 }
 
 }  // namespace
@@ -160,7 +163,7 @@ std::string CudaDevice::missing_hopper() {
 bool CudaDevice::hopper_takes(DType dtype) { return why_not_hopper(dtype).empty(); }
 
 void CudaDevice::hopper_forward(const Problem& p, const Outputs& out) {
-  if (const std::string reason = cuda::why_not_hopper(p); !reason.empty()) throw std::runtime_error(reason);
+  if (const std::string reason = why_not_hopper(p); !reason.empty()) throw std::runtime_error(reason);
   forward(p, out);
 }
 
@@ -206,7 +209,7 @@ void CudaDevice::step(const Step& s) {
   for (std::int64_t b = 0; s.state_indices != nullptr && b < s.batch; ++b) {
     slots = std::max(slots, s.state_indices[b] + 1);
   }
-  const std::int64_t state_bytes = s.q.dtype == DType::float64 ? 8 : 4,
+  const std::int64_t state_bytes = bytes_of(accumulation_dtype(s.q.dtype)),
                      rows = slots * s.heads * s.key_dim * state_bytes;
   Step on_device = s;
   on_device.q = m.in(s.q, s.key_dim);

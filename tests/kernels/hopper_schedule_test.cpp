@@ -84,7 +84,7 @@ TEST_P(HopperSchedule, TakesFewerStepsWhereSpectraReachLessFar) {
   const Schedule& usual = schedules.of[0];
   for (int i = 0; i < schedules.reaches; ++i) {
     const Schedule& s = schedules.of[cuda::hopper::kFirstReach + i];
-    EXPECT_EQ(s.last[0], cuda::hopper::kFewest + 2 * i);
+    EXPECT_EQ(s.last[0], cuda::hopper::kShortest + 2 * i);
     EXPECT_LT(s.last[0], usual.last[0]);
     EXPECT_TRUE(i == 0 || schedules.spread[i] <= schedules.spread[i - 1]) << "more steps ask for less";
     EXPECT_FLOAT_EQ(s.pace, s.faster * usual.pace);

@@ -224,11 +224,17 @@ def test_choose_kernel_names_the_path_that_a_call_takes(path):
         {"iterations": 100},
         {"decay_keys": False},
         {"ridge": 0.01},
+        {"iterations": 10},
+        {"part": "solve"},
+        {"part": "memory"},
+        {"report": True},
     )
     for other in refused:
         kernel, reason = gka.choose_kernel("cuda", **{"dtype": torch.bfloat16, **other})
         assert kernel == "cuda"
         assert reason.startswith("hopper: ")
+    kernel, _ = gka.choose_kernel("cuda:0", torch.bfloat16, iterations=10, refine=False)
+    assert kernel == {"plain": "cuda", "hopper": "hopper"}[path]
 
 
 def test_an_unknown_path_is_refused(monkeypatch):

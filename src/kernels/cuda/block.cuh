@@ -279,7 +279,7 @@ __device__ __forceinline__ decltype(auto) with_storage(DType dtype, Body&& body)
 /// Whether runs from `first` on, `apart` elements apart, are aligned to 16 bytes.
 template <DType kType>
 __device__ __forceinline__ bool runs_aligned(const void* data, std::int64_t first, std::int64_t apart) {
-  constexpr int kBytes = kType == DType::float64 ? 8 : kType == DType::float32 ? 4 : 2;
+  constexpr int kBytes = static_cast<int>(bytes_of(kType));
   return (reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(first * kBytes)) % 16 == 0 &&
          apart * kBytes % 16 == 0;
 }

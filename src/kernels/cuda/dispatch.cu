@@ -1,9 +1,8 @@
-// Picks the path of a call: the Hopper kernels where they carry it, else the plain path, which carries everything.
-// GKA_GPU in the environment forces one; it is read at each call (it is one getenv), so a test can compare both in one
-// process.
+// Runs a call on the path that choose.h names for it. GKA_GPU in the environment is read at each call (it is one
+// getenv), so a test can compare both paths in one process.
 #include <cstdlib>
-#include <string_view>
 
+#include "kernels/cuda/choose.h"
 #include "kernels/cuda/plain.h"
 #include "kernels/cuda/segments.cuh"
 
@@ -12,62 +11,49 @@
 #endif
 
 namespace gka::kernels::cuda {
-namespace {
 
-#ifdef GKA_HAS_HOPPER
-/// Whether the Hopper kernels run what they carry when nobody asks for them.
-constexpr bool kHopperUnasked = true;
-
-/// Iterations that leave room for the residual in their middle, without which float16 steps are not exact enough.
-constexpr std::int64_t kFewest = 20;
-
-/// With less the few steps they take are not enough: dk was up to 7e-2 off at 0.012.
-constexpr double kSmallestRidge = 0.02;
-
-enum class Asked : std::uint8_t { nothing, plain, hopper };
-
-Asked asked() {
-  const char* text = std::getenv("GKA_GPU");
-  const std::string_view name = text != nullptr ? text : "";
-  if (name.empty()) return Asked::nothing;
-  if (name == "plain") return Asked::plain;
-  if (name == "hopper") return Asked::hopper;
-  throw std::invalid_argument("GKA_GPU=" + std::string(name) + " is not known; it takes one of hopper, plain");
-}
-
-/// The same for every problem.
-std::string why_never(int device) {
-  const Asked path = asked();
-  if (path == Asked::plain) return "GKA_GPU=plain switches them off";
-  if (path == Asked::nothing && !kHopperUnasked) return "they run on request only (GKA_GPU=hopper)";
-  if (hopper::runs_on(device)) return "";
-  if (path == Asked::hopper) throw std::invalid_argument("GKA_GPU=hopper: " + describe(device) + " is no Hopper card");
-  return "they need a card of compute capability 9.0";
-}
+#ifndef GKA_HAS_HOPPER
+namespace hopper {  // never chosen
+constexpr auto forward = plain::forward;
+constexpr auto backward = plain::backward;
+}  // namespace hopper
 #endif
 
-}  // namespace
+namespace {
+
+#ifdef GKA_HAS_HOPPER
+constexpr bool kHopperBuilt = true;
+#else
+constexpr bool kHopperBuilt = false;
+#endif
+
+/// Ten times the device's compute capability; 0 where there is no such device.
+int capability_of(int device) {
+  int major = 0, minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+    cudaGetLastError();  // or the next launch would report it
+    return 0;
+  }
+  return 10 * major + minor;
+}
+
+Offer offer_of(int device) { return {.capability = capability_of(device), .hopper_built = kHopperBuilt}; }
+
+template <typename Results>
+Choice choose_for(const Problem& problem, const Results& results, int device) {
+  const Asked asked = kHopperBuilt ? parse_asked(std::getenv("GKA_GPU")) : Asked::nothing;
+  return choose_path(hopper::why_not(problem, results), offer_of(device), asked);
+}
+
+[[noreturn]] void fail(const Choice& choice) { throw std::runtime_error(std::string("gka: ") + choice.why); }
 
 #ifdef GKA_HAS_HOPPER
 
-namespace {
-
-/// Why they do not take a problem, wherever it runs.
-std::string why_not_this(const Problem& problem) {
-  // The gradient of the steps that were taken needs their schedule, which is not the plain path's.
-  if (problem.options.gradient != Gradient::implicit) return "the Hopper kernels have the implicit gradient only";
-  if (problem.options.refine && problem.options.iterations < kFewest) {
-    return "the Hopper kernels refine from 20 iterations on";
-  }
-  if (problem.options.ridge < kSmallestRidge) return "the Hopper kernels take a ridge of 0.02 or more";
-  const char* reason = hopper::unsupported(problem);
-  return reason != nullptr ? reason : "";
-}
-
-/// Whether Saved holds tiles. Problem and device alone decide, so that either backward pass may follow either forward
+/// Whether Saved holds tiles. Problem and card alone decide, so that either backward pass may follow either forward
 /// pass.
 bool saves_tiles(const Problem& problem, int device) {
-  return hopper::runs_on(device) && why_not_this(problem).empty() && hopper::keeps_tiles(problem);
+  return offer_of(device).runs_hopper() && *hopper::why_not(problem) == 0 && hopper::keeps_tiles(problem);
 }
 
 /// Saved with room for H and U as the plain path has them, in scratch.
@@ -95,47 +81,38 @@ void plain_backward(const Problem& problem, const Saved& saved, const Gradients&
   plain::backward(problem, own, gradients, device);
 }
 
-}  // namespace
-
-std::string why_not_hopper(const Problem& problem, int device) {
-  std::string never = why_never(device);
-  return !never.empty() ? never : why_not_this(problem);
-}
-
-bool hopper_takes_backward(const Problem& problem) {
-  Gradients gradients;
-  gradients.d_o.dtype = problem.q.dtype;
-  return hopper::takes_backward(problem, gradients) || hopper::takes_backward_in_blocks(problem, gradients);
-}
-
-void forward(const Problem& problem, const Outputs& outputs, const Device& device) {
-  const Report& r = outputs.report;
-  const bool reports = r.norm || r.ridge || r.residual || r.true_residual || r.variance || r.x;
-  const bool fast = !reports && outputs.o.dtype != DType::float64 && why_not_hopper(problem, device.index).empty();
-  (fast ? hopper::forward : plain_forward)(problem, outputs, device);
-}
-
-void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device) {
-  const bool fast = why_not_hopper(problem, device.index).empty();
-  const auto run = fast && hopper::takes_backward(problem, gradients)             ? hopper::backward
-                   : fast && hopper::takes_backward_in_blocks(problem, gradients) ? hopper::backward_in_blocks
-                                                                                  : plain_backward;
-  run(problem, saved, gradients, device);
-}
-
 #else
 
-std::string why_not_hopper(const Problem&, int) { return "this library was built without them (GKA_HOPPER=ON)"; }
-bool hopper_takes_backward(const Problem&) { return false; }
+constexpr auto plain_forward = plain::forward;
+constexpr auto plain_backward = plain::backward;
+
+#endif
+
+}  // namespace
+
+Choice choose(const Problem& problem, const Outputs& outputs, int device) {
+  return choose_for(problem, outputs, device);
+}
+Choice choose(const Problem& problem, const Gradients& gradients, int device) {
+  return choose_for(problem, gradients, device);
+}
 
 void forward(const Problem& problem, const Outputs& outputs, const Device& device) {
-  plain::forward(problem, outputs, device);
+  const Choice choice = choose(problem, outputs, device.index);
+  switch (choice.path) {
+    case Path::none: fail(choice);
+    case Path::plain: return plain_forward(problem, outputs, device);
+    case Path::hopper: return hopper::forward(problem, outputs, device);
+  }
 }
 
 void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device) {
-  plain::backward(problem, saved, gradients, device);
+  const Choice choice = choose(problem, gradients, device.index);
+  switch (choice.path) {
+    case Path::none: fail(choice);
+    case Path::plain: return plain_backward(problem, saved, gradients, device);
+    case Path::hopper: return hopper::backward(problem, saved, gradients, device);
+  }
 }
-
-#endif
 
 }  // namespace gka::kernels::cuda

@@ -84,7 +84,7 @@ __device__ void solve_chunk(const Problem& p, const Outputs& out, ForwardWorkspa
     each(len, [&](int c) { out.saved.norm[(b * p.tokens + t + c) * p.heads + head] = w.op.norm[c]; });
   }
   const Report& r = out.report;
-  if (r.norm || r.ridge || r.residual || r.true_residual || r.variance || r.x) write_report(p, r, w, b, t, head);
+  if (r.wanted()) write_report(p, r, w, b, t, head);
 }
 
 template <typename T>

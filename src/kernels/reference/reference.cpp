@@ -184,7 +184,7 @@ void backward(const Problem& p, const Gradients& gradients) {
 }
 
 void step(const Step& s) {
-  const DType dtype = s.q.dtype == DType::float64 ? DType::float64 : DType::float32;
+  const DType dtype = accumulation_dtype(s.q.dtype);
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const std::int64_t slot = s.state_indices != nullptr ? s.state_indices[b] : b;

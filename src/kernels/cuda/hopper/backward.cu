@@ -82,7 +82,7 @@ void run(const Problem& p, const Saved& saved, bool tiles, const Gradients& out,
 
 }  // namespace
 
-bool keeps_tiles(const Problem& p) { return takes(p) && p.key_dim == kDim && p.value_dim == kWidth; }
+bool keeps_tiles(const Problem& p) { return p.key_dim == kDim && p.value_dim == kWidth; }
 
 void save_tiles(const Problem& p, const Saved& from, const Saved& to, const Device& device) {
   const CurrentDevice current(device.index);
@@ -97,14 +97,8 @@ void restore_states(const Problem& p, const Saved& from, const Saved& to, const 
   start<256>(unpack_states, blocks, 0, device, kept.u, segments, p.heads, static_cast<float*>(to.u));
 }
 
-bool takes_backward(const Problem& p, const Gradients& g) {
-  const auto channels = [](std::int64_t n) { return n % 4 == 0 && n <= 128; };
-  const auto writable = [](const View& view) { return view.dtype != DType::float64; };
-  return takes(p) && p.options.gradient == Gradient::implicit && channels(p.key_dim) && channels(p.value_dim) &&
-         g.d_o.dtype == p.q.dtype && writable(g.d_q) && writable(g.d_k) && writable(g.d_v);
-}
-
 void backward(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {
+  if (p.value_dim > kWidth) return backward_in_blocks(p, saved, out, device);
   run(p, saved, keeps_tiles(p), out, device);
 }
 void backward_from_states(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {

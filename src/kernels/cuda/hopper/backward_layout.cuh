@@ -3,11 +3,11 @@
 #pragma once
 
 #include "kernels/cuda/block.cuh"
+#include "kernels/cuda/hopper/sizes.h"
 
 namespace gka::kernels::cuda::hopper::passes {
 
-inline constexpr int kChunk = 64;   // tokens, the rows of a tile
-inline constexpr int kWidth = 128;  // channels, the columns of a tile and the rows of a state
+inline constexpr int kChunk = kTokens;  // the rows of a tile
 
 struct alignas(8) Pair {
   float x, y;

@@ -31,26 +31,6 @@ char* start_prepare(const Problem& p, const Plan& plan, const Gates* gates, cons
 
 }  // namespace
 
-const char* unsupported(const Problem& p) {
-  const Options& o = p.options;
-  if (p.q.dtype != DType::bfloat16 && p.q.dtype != DType::float16) {
-    return "the Hopper kernels take bfloat16 and float16";
-  }
-  if (o.part != Part::both) return "the Hopper kernels run the whole operator only";
-  if (o.solver != Solver::chebyshev) return "the Hopper kernels solve by Chebyshev only";
-  if (o.ridge_mode != RidgeMode::adaptive) return "the Hopper kernels take the adaptive ridge only";
-  if (!o.decay_keys) return "the Hopper kernels decay H and U alike";
-  if (p.key_dim > 128) return "the Hopper kernels take up to 128 key channels";
-  if (o.iterations > kMostSteps) return "the Hopper kernels take up to 64 iterations";
-  if (o.chunk != 0 && o.chunk != kTokens) return "the Hopper kernels have chunks of 64 tokens";
-  return nullptr;
-}
-
-bool runs_on(int device) {
-  return attribute(cudaDevAttrComputeCapabilityMajor, device) == 9 &&
-         attribute(cudaDevAttrComputeCapabilityMinor, device) == 0;
-}
-
 void forward(const Problem& p, const Outputs& out, const Device& device) {
   const CurrentDevice current(device.index);
   const auto [cut, fades] = start_pass(p, segments_per_group(p), device);

@@ -1,13 +1,9 @@
 // The kernels of the forward pass in the order in which they run, for the host; the backward pass reuses the pieces.
-// They are compiled for D = 128, to which smaller sizes are padded.
 #pragma once
 
 #include "kernels/cuda/hopper/recall.cuh"
 
 namespace gka::kernels::cuda::hopper {
-
-inline constexpr int kDim = 128;
-inline int padded_dim(const Problem&) { return kDim; }
 
 /// Calls body with the type of the tokens as a compile-time constant.
 template <typename Body>

@@ -3,10 +3,9 @@
 #pragma once
 
 #include "kernels/cuda/block.cuh"
+#include "kernels/cuda/hopper/sizes.h"
 
 namespace gka::kernels::cuda::hopper {
-
-inline constexpr int kTokens = 64;  // of a chunk
 
 /// Consecutive tokens of one sequence.
 struct Stretch {

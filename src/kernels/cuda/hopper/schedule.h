@@ -122,7 +122,7 @@ inline double spread_for(double top, double n) {
 }
 
 /// Schedules for spectra that reach less far than 1 have 8, 10, … 20 steps.
-inline constexpr int kReaches = 7, kFewest = 8, kFirstReach = 2;
+inline constexpr int kReaches = 7, kShortest = 8, kFirstReach = 2;
 
 /// One for chunks that need no residual and one for those that do, by that: where refining is not allowed, the same.
 /// Then those for less: of[kFirstReach + i], i < reaches, for chunks of which every token has tr H/‖H‖_F ≥ spread[i],
@@ -148,7 +148,7 @@ inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refi
   constexpr double kMargin = 1.005;  // for rounding, where traces and norms are found
   const auto n = static_cast<double>(dim);
   for (int i = 0; i < kReaches && may_refine; ++i) {
-    const int steps = kFewest + 2 * i;
+    const int steps = kShortest + 2 * i;
     const double reach = reach_of(ridge, steps);
     if (steps >= all.of[0].last[0] || reach >= 1) break;
     all.of[kFirstReach + i] = make_schedule(ridge, steps, true, false, reach);

@@ -14,8 +14,6 @@
 
 namespace gka::kernels::cuda::hopper {
 
-inline constexpr int kWidth = 128;  // columns of U that a warpgroup walks with
-
 /// States at the start of every chunk, divided by their norms, in float16: tiles of 64-column blocks of D rows, so that
 /// one bulk copy brings one in. A state that is zero, or lost (not finite), is a tile of zeros.
 struct KeyStates {

@@ -13,8 +13,6 @@ namespace {
 
 constexpr std::int64_t kBlock = 128;
 
-std::int64_t bytes_of(DType dtype) { return dtype == DType::float64 ? 8 : dtype == DType::float32 ? 4 : 2; }
-
 View from_channel(View view, std::int64_t first) {
   if (view) view.data = static_cast<char*>(view.data) + first * bytes_of(view.dtype);
   return view;
@@ -89,10 +87,6 @@ Problem block_of(Problem p, std::int64_t first) {
 }
 
 }  // namespace
-
-bool takes_backward_in_blocks(const Problem& p, const Gradients& g) {
-  return p.value_dim > kBlock && p.value_dim % 4 == 0 && takes_backward(block_of(p, 0), g);
-}
 
 void backward_in_blocks(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {
   const CurrentDevice current(device.index);

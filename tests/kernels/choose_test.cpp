@@ -1,0 +1,116 @@
+// Which path takes a call on a GPU, decided without one.
+#include "kernels/cuda/choose.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace gka::kernels::cuda {
+namespace {
+
+constexpr Offer kHopperCard{.capability = 90, .hopper_built = true};
+
+/// What training calls with: 16 bits, the defaults, 128 channels.
+Problem usual() {
+  Problem p{.key_dim = 128, .value_dim = 128};
+  p.q.dtype = DType::bfloat16;
+  return p;
+}
+Gradients usual_gradients() {
+  Gradients g;
+  for (View* view : {&g.d_o, &g.d_q, &g.d_k, &g.d_v}) view->dtype = DType::bfloat16;
+  return g;
+}
+
+template <typename Results>
+Choice choose_on(const Problem& p, const Results& results, const Offer& offer = kHopperCard,
+                 Asked asked = Asked::nothing) {
+  return choose_path(hopper::why_not(p, results), offer, asked);
+}
+
+TEST(Choice, HopperTakesTheUsualCallBothWays) {
+  EXPECT_EQ(choose_on(usual(), Outputs{}).path, Path::hopper);
+  EXPECT_EQ(choose_on(usual(), usual_gradients()).path, Path::hopper);
+  EXPECT_STREQ(choose_on(usual(), Outputs{}).why, "");
+}
+
+TEST(Choice, WhatHopperDoesNotCarryIsThePlainPathsAndSaysWhy) {
+  const std::vector<std::function<void(Problem&)>> changes = {
+      [](Problem& p) { p.q.dtype = DType::float32; },
+      [](Problem& p) { p.q.dtype = DType::float64; },
+      [](Problem& p) { p.options.part = Part::solve; },
+      [](Problem& p) { p.options.part = Part::memory; },
+      [](Problem& p) { p.options.solver = Solver::exact; },
+      [](Problem& p) { p.options.ridge_mode = RidgeMode::constant; },
+      [](Problem& p) { p.options.gradient = Gradient::unrolled; },
+      [](Problem& p) { p.options.decay_keys = false; },
+      [](Problem& p) { p.key_dim = 160; },
+      [](Problem& p) { p.options.iterations = hopper::kMostSteps + 1; },
+      [](Problem& p) { p.options.iterations = hopper::kBudget - 1; },
+      [](Problem& p) { p.options.ridge = 0.01; },
+      [](Problem& p) { p.options.chunk = 32; },
+  };
+  for (const auto& change : changes) {
+    Problem p = usual();
+    change(p);
+    EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
+    EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
+    EXPECT_TRUE(std::string(choose_on(p, Outputs{}).why).starts_with("the Hopper kernels "));
+  }
+}
+
+TEST(Choice, FewIterationsAreHoppersWhereNothingIsToBeRefined) {
+  Problem p = usual();
+  p.options.iterations = 10;
+  p.options.refine = false;
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
+}
+
+TEST(Choice, AReportAndFloat64OutputsAreThePlainPaths) {
+  double norm = 0;
+  EXPECT_EQ(choose_on(usual(), Outputs{.report = {.norm = &norm}}).path, Path::plain);
+  Outputs wide;
+  wide.o.dtype = DType::float64;
+  EXPECT_EQ(choose_on(usual(), wide).path, Path::plain);
+}
+
+TEST(Choice, ABackwardPassMayBeAnotherPathsThanItsForwardPass) {
+  Problem odd = usual();
+  odd.value_dim = 130;
+  EXPECT_EQ(choose_on(odd, Outputs{}).path, Path::hopper);
+  EXPECT_EQ(choose_on(odd, usual_gradients()).path, Path::plain);
+  Problem wide = usual();
+  wide.value_dim = 256;  // block after block of 128
+  EXPECT_EQ(choose_on(wide, usual_gradients()).path, Path::hopper);
+  Gradients other = usual_gradients();
+  other.d_o.dtype = DType::float32;
+  EXPECT_EQ(choose_on(usual(), other).path, Path::plain);
+  other = usual_gradients();
+  other.d_k.dtype = DType::float64;
+  EXPECT_EQ(choose_on(usual(), other).path, Path::plain);
+}
+
+TEST(Choice, TheCardAndTheEnvironmentDecideFirst) {
+  EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 0, .hopper_built = true}).path, Path::none);
+  EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 75, .hopper_built = true}).path, Path::none);
+  EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 80, .hopper_built = true}).path, Path::plain);
+  EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 100, .hopper_built = true}).path, Path::plain);
+  EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 90, .hopper_built = false}).path, Path::plain);
+  EXPECT_EQ(choose_on(usual(), Outputs{}, kHopperCard, Asked::plain).path, Path::plain);
+  EXPECT_EQ(choose_on(usual(), Outputs{}, kHopperCard, Asked::hopper).path, Path::hopper);
+  EXPECT_THROW(choose_on(usual(), Outputs{}, {.capability = 80, .hopper_built = true}, Asked::hopper),
+               std::invalid_argument);
+}
+
+TEST(Choice, GkaGpuTakesTwoNames) {
+  EXPECT_EQ(parse_asked(nullptr), Asked::nothing);
+  EXPECT_EQ(parse_asked(""), Asked::nothing);
+  EXPECT_EQ(parse_asked("plain"), Asked::plain);
+  EXPECT_EQ(parse_asked("hopper"), Asked::hopper);
+  EXPECT_THROW(parse_asked("abacus"), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace gka::kernels::cuda
