@@ -82,7 +82,7 @@ void score_some(const models::Decoder& decoder, const std::vector<Tokens>& seque
     if (!ids.empty() && std::ssize(ids) + std::ssize(sequence) > kTokensAtOnce) break;
     ids.insert(ids.end(), sequence.begin(), sequence.end());
     labels.insert(labels.end(), sequence.begin() + 1, sequence.end());
-    labels.push_back(models::kIgnored);
+    labels.push_back(kIgnoredLabel);
     bounds.push_back(std::ssize(ids));
     ++end;
   }

@@ -26,7 +26,7 @@ Accuracy score_sequence(std::span<const std::int64_t> targets, std::span<const s
     in_answer = false;
   };
   for (const auto target : targets) {
-    if (target == kIgnore) {
+    if (target == kIgnoredLabel) {
       end_answer();
       continue;
     }

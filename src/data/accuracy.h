@@ -5,10 +5,9 @@
 #include <cstdint>
 #include <span>
 
-namespace gka::data {
+#include "base/labels.h"
 
-/// The target of a position without loss; torch's cross entropy ignores it by default.
-inline constexpr std::int64_t kIgnore = -100;
+namespace gka::data {
 
 struct Accuracy {
   std::int64_t tokens = 0, right_tokens = 0;        // positions with a target
@@ -23,7 +22,7 @@ struct Accuracy {
 };
 
 /// `targets` are sequences of `length` positions one after the other; `predicted` has one token per target that is not
-/// kIgnore, in the same order.
+/// kIgnoredLabel, in the same order.
 Accuracy score(std::span<const std::int64_t> targets, std::int64_t length, std::span<const std::int64_t> predicted);
 
 }  // namespace gka::data

@@ -56,7 +56,7 @@ class TokenSource final : public Source {
       const auto starts = set_.fill(position_ + row, row_of(inputs, row), wanted);
       if (!packed_) continue;
       for (const auto start : starts) {
-        wanted[static_cast<std::size_t>(start - 1)] = kIgnore;  // the next document cannot be foreseen
+        wanted[static_cast<std::size_t>(start - 1)] = kIgnoredLabel;  // the next document cannot be foreseen
         if (start < tokens) bounds.push_back(static_cast<std::int32_t>(row * tokens + start));
       }
       bounds.push_back(static_cast<std::int32_t>((row + 1) * tokens));
@@ -228,7 +228,7 @@ std::unique_ptr<Source> open_source(const Json& config, Split split) {
 Accuracy accuracy(const at::Tensor& predicted, const at::Tensor& targets) {
   const auto wanted = targets.to(at::kCPU, at::kLong).contiguous();
   auto guesses = predicted.to(at::kCPU, at::kLong).contiguous();
-  if (guesses.sizes() == wanted.sizes()) guesses = guesses.masked_select(wanted.ne(kIgnore));
+  if (guesses.sizes() == wanted.sizes()) guesses = guesses.masked_select(wanted.ne(kIgnoredLabel));
   const auto span_of = [](const at::Tensor& tensor) {
     return std::span<const std::int64_t>(tensor.const_data_ptr<std::int64_t>(),
                                          static_cast<std::size_t>(tensor.numel()));

@@ -21,7 +21,7 @@ namespace gka::data {
 
 struct Batch {
   at::Tensor inputs;      // int64 [B,T] on the CPU; packed: [1, B·T]
-  at::Tensor targets;     // int64, the same shape: the token to predict, kIgnore (−100) where there is no loss
+  at::Tensor targets;     // int64, the same shape: the token to predict, kIgnoredLabel (−100) where there is no loss
   at::Tensor cu_seqlens;  // int32 [N+1] where packed, undefined otherwise
 };
 
@@ -58,8 +58,8 @@ enum class Split : std::uint8_t { train, eval };
 /// Throws std::runtime_error (one sentence) for an unknown key, a missing file, a wrong value.
 std::unique_ptr<Source> open_source(const nlohmann::ordered_json& config, Split split = Split::train);
 
-/// `predicted` int64: one token per target that is not kIgnore, in the order of the batch, or a tensor of the shape of
-/// the targets.
+/// `predicted` int64: one token per target that is not kIgnoredLabel, in the order of the batch, or a tensor of the
+/// shape of the targets.
 Accuracy accuracy(const at::Tensor& predicted, const at::Tensor& targets);
 
 }  // namespace gka::data

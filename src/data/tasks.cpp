@@ -68,7 +68,7 @@ std::vector<std::int64_t> draw_weighted(Random& random, std::int64_t count, std:
 void predict_next(std::span<const std::int64_t> sequence, std::span<const char> answer, Tokens inputs, Tokens targets) {
   for (std::size_t t = 0; t < inputs.size(); ++t) {
     inputs[t] = sequence[t];
-    targets[t] = answer[t + 1] ? sequence[t + 1] : kIgnore;
+    targets[t] = answer[t + 1] ? sequence[t + 1] : kIgnoredLabel;
   }
 }
 
@@ -91,7 +91,7 @@ void mqar(const TaskOptions& o, Random& random, Tokens inputs, Tokens targets) {
   const auto gaps = draw_weighted(random, o.pairs, power_law(o.power, (o.tokens - context) / 2));
 
   std::ranges::fill(inputs, kNothing);
-  std::ranges::fill(targets, kIgnore);
+  std::ranges::fill(targets, kIgnoredLabel);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     inputs[2 * i] = keys[i];
     inputs[2 * i + 1] = values[i];
@@ -290,7 +290,7 @@ std::int64_t selective_copy_needs(const TaskOptions& o) { return 2 * o.symbols; 
 void selective_copy(const TaskOptions& o, Random& random, Tokens inputs, Tokens targets) {
   const auto context = o.tokens - o.symbols;
   std::ranges::fill(inputs, kNothing);
-  std::ranges::fill(targets, kIgnore);
+  std::ranges::fill(targets, kIgnoredLabel);
   if (o.filler == Filler::random) {
     const auto [first, last] = share(o, 1, 2);
     for (auto& token : inputs) token = random.between(first, last);

@@ -60,7 +60,7 @@ struct TaskOptions {
   }
 };
 
-/// inputs and targets have options.tokens entries each; targets are kIgnore but for the answers.
+/// inputs and targets have options.tokens entries each; targets are kIgnoredLabel but for the answers.
 using Generate = void (*)(const TaskOptions& options, Random& random, std::span<std::int64_t> inputs,
                           std::span<std::int64_t> targets);
 

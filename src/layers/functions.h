@@ -11,7 +11,9 @@
 
 #include "gka/types.h"
 #include "layers/parameters.h"
-#include "ops/fused.h"
+#include "ops/add_norm.h"
+#include "ops/gates.h"
+#include "ops/linear.h"
 
 namespace gka::layers {
 
@@ -25,21 +27,14 @@ inline at::Tensor accumulate(const at::Tensor& x) { return x.to(accumulation_typ
 /// computes.
 at::Tensor upload(const at::Tensor& x, at::Device device);
 
-/// Whether a weight takes part in a step of training.
-bool is_learning(const at::Tensor& weight);
-
-/// The weights' rows, one weight's below the other's, in a type that matrix products like.
-at::Tensor stacked(at::TensorList weights, at::ScalarType type);
-
-/// a b in `type`. Where a GPU sums in it anyhow, nothing is rounded to the type of a and b in between.
-at::Tensor product_as(at::ScalarType type, const at::Tensor& a, const at::Tensor& b);
+using ops::is_learning;
 
 /// x Wᵀ + b in the type of x.
 at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
-/// x Wᵀ for each of the weights. The same as that many calls of `project`, but what they give back to x is added up
-/// inside the products, not by passes over memory of their own.
-std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights);
+/// x Wᵀ for each of the weights. The same as that many calls of `project`, but what they give back to x is added up at
+/// once.
+using ops::project_all;
 
 /// x / √(mean(x²) + eps) · weight over the last dimension.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);

@@ -1,10 +1,7 @@
 #include "layers/projection.h"
 
 #include <ATen/ops/einsum.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/silu.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +11,6 @@
 
 #include "gka/block.h"
 #include "layers/functions.h"
-#include "ops/block.h"
 #include "ops/fused.h"
 
 namespace gka::layers {
@@ -36,135 +32,6 @@ Init copies_of_heads(std::int64_t from, std::int64_t to) {
   };
 }
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-GradientRoom& room_of(AutogradContext* context) {
-  return static_cast<GradientRoom&>(*context->saved_data["room"].toCapsule());
-}
-
-/// What a convolution of part of a product does.
-ops::Arguments conv_arguments(const at::Tensor& x, const at::Tensor& weight, L2Norm norm, std::int64_t head_dim) {
-  ops::Arguments a;
-  a.x = x;
-  a.weight = weight;
-  a.l2_norm = name_of(norm);
-  a.head_dim = head_dim;
-  return a;
-}
-
-/// Every projection of x in one product, and its gradient in one tensor, whose parts are made where they arise.
-///
-/// Inputs: x [B,T,C], the heads' weights, their convolutions' in the same order, the other weights. Outputs: the heads,
-/// convolved, and the other products, columns of the one.
-struct ConvolvedProjections : torch::autograd::Function<ConvolvedProjections> {
-  static variable_list forward(AutogradContext* context, at::TensorList inputs,
-                               const std::vector<HeadProjectionOptions>& heads,
-                               const c10::intrusive_ptr<GradientRoom>& room) {
-    const auto &x = inputs[0], flat = x.reshape({-1, x.size(-1)});
-    const auto count = heads.size();
-    const auto convs = inputs.slice(1 + count, count);
-    auto weights = inputs.slice(1, count).vec();
-    for (const auto& other : inputs.slice(1 + 2 * count)) weights.push_back(other);
-    const auto weight = stacked(weights, x.scalar_type());
-    room->shape = {x.size(0), x.size(1), weight.size(0)};
-    const auto product = room->make(x.options());
-    at::Tensor rows = product.flatten(0, 1);
-    at::mm_out(rows, flat, weight.t());
-
-    variable_list outputs, kept{flat, product, weight};
-    std::vector<std::int64_t> widths, norms, sizes;
-    std::int64_t first = 0;
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      widths.push_back(weights[i].size(0));
-      const auto part = product.narrow(-1, first, widths.back());
-      first += widths.back();
-      if (i >= count) {
-        outputs.push_back(part);
-        continue;
-      }
-      outputs.push_back(ops::call("short_conv", conv_arguments(part, convs[i], heads[i].norm, heads[i].head_dim))[0]);
-      kept.push_back(convs[i]);
-      norms.push_back(static_cast<std::int64_t>(heads[i].norm));
-      sizes.push_back(heads[i].head_dim);
-    }
-    context->save_for_backward(std::move(kept));
-    context->saved_data["widths"] = widths;
-    context->saved_data["norms"] = norms;
-    context->saved_data["sizes"] = sizes;
-    context->saved_data["type"] = inputs[1].scalar_type();
-    context->saved_data["room"] = c10::IValue::make_capsule(room);
-    return outputs;
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& slopes) {
-    const auto kept = context->get_saved_variables();
-    const auto &flat = kept[0], &product = kept[1], &weight = kept[2];
-    const auto widths = context->saved_data["widths"].toIntVector(), norms = context->saved_data["norms"].toIntVector(),
-               sizes = context->saved_data["sizes"].toIntVector();
-    const auto type = context->saved_data["type"].toScalarType();
-    const auto d_product = room_of(context).take(product.options());
-
-    variable_list to_convs;
-    std::int64_t first = 0;
-    for (std::size_t i = 0; i < widths.size(); ++i) {
-      const auto place = d_product.narrow(-1, first, widths[i]);
-      if (i < norms.size()) {
-        auto conv =
-            conv_arguments(product.narrow(-1, first, widths[i]), kept[3 + i], static_cast<L2Norm>(norms[i]), sizes[i]);
-        conv.d_y = slopes[i];
-        to_convs.push_back(ops::short_conv_backward_to(std::move(conv), place));
-      } else if (slopes[i].const_data_ptr() != place.const_data_ptr()) {
-        place.copy_(slopes[i]);
-      }
-      first += widths[i];
-    }
-    const auto rows = d_product.flatten(0, 1);
-    const auto to_weights = product_as(type, rows.t(), flat).split_with_sizes(widths);
-    const auto heads = to_weights.begin() + static_cast<std::ptrdiff_t>(norms.size());
-    variable_list gradients{at::mm(rows, weight).view({product.size(0), product.size(1), -1})};
-    gradients.insert(gradients.end(), to_weights.begin(), heads);
-    gradients.insert(gradients.end(), to_convs.begin(), to_convs.end());
-    gradients.insert(gradients.end(), heads, to_weights.end());
-    gradients.resize(gradients.size() + 2);  // for the heads' options and the room
-    return gradients;
-  }
-};
-
-/// The gated norm whose gate is a part of a product: it writes the gate's gradient where the product's will be.
-struct GatedNormInto : torch::autograd::Function<GatedNormInto> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& o, const at::Tensor& gate,
-                            const at::Tensor& weight, const GatedRmsNormOptions& options,
-                            const c10::intrusive_ptr<GradientRoom>& room) {
-    context->save_for_backward({o, gate, weight});
-    context->saved_data["activation"] = std::string(name_of(options.activation));
-    context->saved_data["eps"] = options.eps;
-    context->saved_data["room"] = c10::IValue::make_capsule(room);
-    return ops::call("gated_rms_norm", arguments(context, o, gate, weight))[0];
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& slopes) {
-    const auto kept = context->get_saved_variables();
-    auto call = arguments(context, kept[0], kept[1], kept[2]);
-    call.d_y = slopes[0];
-    const auto d_gate = room_of(context).part(kept[1]);
-    const auto [d_o, d_weight] = ops::gated_rms_norm_backward_to(std::move(call), d_gate);
-    return {d_o, d_gate, d_weight, {}, {}};
-  }
-
- private:
-  static ops::Arguments arguments(AutogradContext* context, const at::Tensor& o, const at::Tensor& gate,
-                                  const at::Tensor& weight) {
-    ops::Arguments a;
-    a.x = o;
-    a.gate = gate;
-    a.weight = weight;
-    a.activation = context->saved_data["activation"].toStringRef();
-    a.eps = context->saved_data["eps"].toDouble();
-    return a;
-  }
-};
-
 bool can_share(const at::Tensor& x, const std::vector<const HeadProjection*>& heads, const Call& call) {
   if (call.is_step() || !call.begins() || call.wants_state() || call.sequences().cu_seqlens().defined()) return false;
   return ops::has_fused(x) && std::ranges::all_of(heads, [](const HeadProjection* head) {
@@ -172,46 +39,35 @@ bool can_share(const at::Tensor& x, const std::vector<const HeadProjection*>& he
          });
 }
 
+Projected share(const at::Tensor& x, const std::vector<const HeadProjection*>& heads,
+                const std::vector<at::Tensor>& others) {
+  std::vector<ops::ConvolvedHeads> shared;
+  for (const auto* head : heads) {
+    shared.push_back({.weight = head->weight(),
+                      .conv = head->conv().weight(),
+                      .norm = head->options().norm,
+                      .head_dim = head->options().head_dim});
+  }
+  auto parts = ops::project_convolved(x, shared, others);
+  Projected result{.heads = {}, .others = std::move(parts.others), .room = std::move(parts.room)};
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    const auto& options = heads[i]->options();
+    result.heads.push_back(parts.heads[i].unflatten(-1, {options.heads, options.head_dim}));
+  }
+  return result;
+}
+
 }  // namespace
-
-at::Tensor GradientRoom::make(const at::TensorOptions& options) const {
-  // Rows begin at whole lines of the cache.
-  constexpr std::int64_t kLine = 64;
-  const auto pitch = (shape[2] + kLine - 1) / kLine * kLine;
-  return at::empty({shape[0], shape[1], pitch}, options.requires_grad(false)).narrow(-1, 0, shape[2]);
-}
-
-at::Tensor GradientRoom::part(const at::Tensor& of) {
-  if (!all.defined()) all = make(of.options());
-  return all.as_strided(of.sizes(), of.strides(), of.storage_offset());
-}
-
-at::Tensor GradientRoom::take(const at::TensorOptions& options) {
-  return all.defined() ? std::exchange(all, at::Tensor()) : make(options);
-}
 
 Projected project_heads(const at::Tensor& x, const std::vector<const HeadProjection*>& heads,
                         const std::vector<at::Tensor>& others, Call& call) {
-  const bool share = can_share(x, heads, call);
+  if (can_share(x, heads, call)) return share(x, heads, others);
   std::vector<at::Tensor> weights;
-  std::vector<HeadProjectionOptions> options;
   for (const auto* head : heads) weights.push_back(head->weight());
-  if (share) {
-    weights.insert(weights.begin(), x);
-    for (const auto* head : heads) {
-      weights.push_back(head->conv().weight());
-      options.push_back(head->options());
-    }
-  }
   weights.insert(weights.end(), others.begin(), others.end());
+  const auto parts = project_all(x, weights);
   Projected result;
-  if (share) result.room = c10::make_intrusive<GradientRoom>();
-  const auto parts =
-      share ? ConvolvedProjections::apply(at::TensorList(weights), options, result.room) : project_all(x, weights);
-  for (std::size_t i = 0; i < heads.size(); ++i) {
-    const auto by_head = [&] { return parts[i].unflatten(-1, {options[i].heads, options[i].head_dim}); };
-    result.heads.push_back(share ? by_head() : heads[i]->finish(parts[i], call));
-  }
+  for (std::size_t i = 0; i < heads.size(); ++i) result.heads.push_back(heads[i]->finish(parts[i], call));
   result.others.assign(parts.begin() + static_cast<std::ptrdiff_t>(heads.size()), parts.end());
   return result;
 }
@@ -342,11 +198,11 @@ at::Tensor HeadOutput::forward(const at::Tensor& o, const at::Tensor& x) const {
 }
 
 at::Tensor HeadOutput::finish(const at::Tensor& o, const at::Tensor& gate,
-                              const c10::intrusive_ptr<GradientRoom>& room) const {
+                              const c10::intrusive_ptr<ops::GradientRoom>& room) const {
   const auto by_head = gate.defined() ? gate.unflatten(-1, {options_.heads, options_.head_dim}) : gate;
   const GatedRmsNormOptions options{.activation = options_.activation, .eps = options_.eps};
   const auto normed = room && gate.defined() && is_learning(norm_)
-                          ? GatedNormInto::apply(o, by_head, norm_, options, room)
+                          ? ops::gated_rms_norm_into(o, by_head, norm_, options, room)
                           : gated_rms_norm(o, by_head, norm_, options);
   return project(normed.flatten(-2), out_);
 }

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
-#include <array>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -13,6 +11,7 @@
 #include "layers/config.h"
 #include "layers/mixer.h"
 #include "layers/parameters.h"
+#include "ops/projections.h"
 
 namespace gka::layers {
 
@@ -73,24 +72,11 @@ class HeadProjection {
   ShortConv conv_;
 };
 
-/// The gradient of a product whose columns are inputs of several functions. One of them, whose backward pass comes
-/// before that of the product, may write its columns to where the others' will be.
-struct GradientRoom final : torch::CustomClassHolder {
-  std::array<std::int64_t, 3> shape{};  // of the product
-  at::Tensor all;                       // between the two backward passes
-
-  at::Tensor make(const at::TensorOptions& options) const;
-  /// The place that `of`, columns of the product, has in its gradient.
-  at::Tensor part(const at::Tensor& of);
-  /// All of it, with what has been written.
-  at::Tensor take(const at::TensorOptions& options);
-};
-
 /// All of a mixer's projections of its input: heads as HeadProjection::forward has them, and the others as they are.
 /// Where heads are convolved and learn on a GPU, they are columns of one matrix product, with room for its gradient.
 struct Projected {
   std::vector<at::Tensor> heads, others;
-  c10::intrusive_ptr<GradientRoom> room;
+  c10::intrusive_ptr<ops::GradientRoom> room;
 };
 Projected project_heads(const at::Tensor& x, const std::vector<const HeadProjection*>& heads,
                         const std::vector<at::Tensor>& others, Call& call);
@@ -145,7 +131,7 @@ class HeadOutput {
   /// The same in two parts where the gate is one projection: x Wᵀ with this weight (undefined: no gate), and the rest.
   const at::Tensor& gate_weight() const { return gate_; }
   at::Tensor finish(const at::Tensor& o, const at::Tensor& gate,
-                    const c10::intrusive_ptr<GradientRoom>& room = {}) const;
+                    const c10::intrusive_ptr<ops::GradientRoom>& room = {}) const;
 
  private:
   Options options_;

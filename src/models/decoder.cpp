@@ -9,7 +9,7 @@
 
 #include "layers/functions.h"
 #include "layers/mixers.h"
-#include "models/recompute.h"
+#include "ops/recompute.h"
 
 namespace gka::models {
 
@@ -61,7 +61,7 @@ class Decoder::Block {
       const auto after = forward({.x = input, .change = {}}, sequences, nullptr, {}).first;
       return after.x.add(after.change);
     };
-    return recompute(body, x, own_);
+    return ops::recompute(body, x, own_);
   }
 
   Stream step(const Stream& stream, const layers::State& pool, const at::Tensor& slots, const at::Tensor& positions,

@@ -6,13 +6,15 @@
 
 #include <cstdint>
 
+#include "base/labels.h"
+
 namespace gka::models {
 
-/// Tokens with this label count neither in the loss nor in the accuracy.
-inline constexpr std::int64_t kIgnored = -100;
+/// How many logits a slice has at most.
+inline constexpr std::int64_t kSliceOnCpu = std::int64_t{1} << 22, kSliceElsewhere = std::int64_t{1} << 29;
 
 struct LossOptions {
-  /// Tokens per slice; 0 picks a number that keeps a slice's logits at 2^22 values on the CPU, 2^27 elsewhere.
+  /// Tokens per slice; 0: as many as keep a slice's logits within the limits above.
   std::int64_t slice = 0;
   /// What the sum is divided by; 0 is the number of labels that are not ignored.
   double divisor = 0;
@@ -34,9 +36,10 @@ at::Tensor pick_targets(const at::Tensor& labels);
 Loss sliced_cross_entropy_at(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets,
                              const LossOptions& options = {});
 
-/// hidden [..., C], weight [V, C], labels [...] of integers below V or kIgnored. Products run in the type of `hidden`,
-/// sums in float32 or better, and each gradient has the type of what it belongs to. Where the labels are on the CPU,
-/// ignored tokens never reach the head; elsewhere finding them would make the device wait, so they do and are masked.
+/// hidden [..., C], weight [V, C], labels [...] of integers below V or kIgnoredLabel. Products run in the type of
+/// `hidden`, sums in float32 or better, and each gradient has the type of what it belongs to. Where the labels are on
+/// the CPU, ignored tokens never reach the head; elsewhere finding them would make the device wait, so they do and are
+/// masked.
 Loss sliced_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                           const LossOptions& options = {});
 

@@ -9,6 +9,7 @@
 #include "ops/arguments.h"
 #include "ops/backends.h"
 #include "ops/checks.h"
+#include "ops/on_gpu.h"
 #include "ops/tensors.h"
 
 namespace gka::ops {
@@ -17,12 +18,6 @@ namespace {
 using kernels::View;
 
 // ---- Which kernels ----------------------------------------------------------------------------------------------
-
-#ifdef GKA_HAS_CUDA
-constexpr bool kHasCuda = true;
-#else
-constexpr bool kHasCuda = false;
-#endif
 
 /// Runs `on_host(executor)` or `on_device(device)`, by where the call's tensors lie.
 template <typename OnHost, typename OnDevice>

@@ -33,7 +33,7 @@ constexpr std::size_t kMostShapes = 32;
 
 std::int64_t count_targets(std::span<const data::Batch> parts) {
   std::int64_t targets = 0;
-  for (const auto& part : parts) targets += part.targets.ne(models::kIgnored).sum().item<std::int64_t>();
+  for (const auto& part : parts) targets += part.targets.ne(kIgnoredLabel).sum().item<std::int64_t>();
   return targets;
 }
 

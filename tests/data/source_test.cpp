@@ -79,7 +79,7 @@ TEST_F(Sources, are_scored_by_their_answers) {
   const auto batch = source->next(5, 0);
   EXPECT_EQ(accuracy(batch.targets, batch.targets).exact_match(), 1);
   EXPECT_EQ(accuracy(at::full_like(batch.targets, 1), batch.targets).exact_match(), 0);
-  const auto answers = batch.targets.masked_select(batch.targets.ne(kIgnore));
+  const auto answers = batch.targets.masked_select(batch.targets.ne(kIgnoredLabel));
   const auto scored = accuracy(answers, batch.targets);
   EXPECT_EQ(scored.exact_match(), 1);
   EXPECT_EQ(scored.answers, answers.numel());

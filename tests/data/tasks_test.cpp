@@ -34,9 +34,9 @@ std::vector<Numbers> answers(const Sequence& sequence) {
   std::vector<Numbers> runs;
   bool open = false;
   for (const auto target : sequence.targets) {
-    if (target != kIgnore && !open) runs.emplace_back();
-    if (target != kIgnore) runs.back().push_back(target);
-    open = target != kIgnore;
+    if (target != kIgnoredLabel && !open) runs.emplace_back();
+    if (target != kIgnoredLabel) runs.back().push_back(target);
+    open = target != kIgnoredLabel;
   }
   return runs;
 }
@@ -51,8 +51,9 @@ TEST_P(EveryTask, has_tokens_and_targets_within_its_vocabulary) {
     for (std::size_t t = 0; t < made.inputs.size(); ++t) {
       EXPECT_GE(made.inputs[t], 0);
       EXPECT_LT(made.inputs[t], task.defaults.vocab_size);
-      targets += made.targets[t] != kIgnore;
-      EXPECT_TRUE(made.targets[t] == kIgnore || (made.targets[t] > 0 && made.targets[t] < task.defaults.vocab_size));
+      targets += made.targets[t] != kIgnoredLabel;
+      EXPECT_TRUE(made.targets[t] == kIgnoredLabel ||
+                  (made.targets[t] > 0 && made.targets[t] < task.defaults.vocab_size));
     }
     EXPECT_GT(targets, 0);
   }
@@ -102,7 +103,7 @@ TEST(Mqar, stores_pairs_first_and_asks_for_each_key_once) {
       EXPECT_EQ(values.size(), 8U);
       std::set<std::int64_t> asked;
       for (std::size_t t = 0; t < 64; ++t) {
-        if (targets[t] == kIgnore) continue;
+        if (targets[t] == kIgnoredLabel) continue;
         EXPECT_GE(t, 16U);
         EXPECT_EQ(pairs.at(inputs[t]), targets[t]);
         asked.insert(inputs[t]);
@@ -122,7 +123,8 @@ TEST(Mqar, gaps_follow_the_power_law) {
   constexpr int kDraws = 40000;
   for (std::uint64_t index = 0; index < kDraws; ++index) {
     const auto targets = make("mqar", options, index).targets;
-    const auto at = std::ranges::find_if(targets, [](auto target) { return target != kIgnore; }) - targets.begin();
+    const auto at =
+        std::ranges::find_if(targets, [](auto target) { return target != kIgnoredLabel; }) - targets.begin();
     EXPECT_EQ(at % 2, 0);
     ++counts[static_cast<std::size_t>((at - 2) / 2)];
   }
@@ -251,7 +253,7 @@ TEST(TaskStream, tells_a_wrong_task_name_from_a_right_one) {
 }
 
 TEST(Accuracy, an_answer_counts_when_all_of_it_is_right) {
-  const Numbers targets{kIgnore, 1, 2, kIgnore, 3, kIgnore, 4, 5, kIgnore, kIgnore};
+  const Numbers targets{kIgnoredLabel, 1, 2, kIgnoredLabel, 3, kIgnoredLabel, 4, 5, kIgnoredLabel, kIgnoredLabel};
   const auto right = score(targets, 5, Numbers{1, 2, 3, 4, 5});
   EXPECT_EQ(right.answers, 3);
   EXPECT_EQ(right.exact_match(), 1);
@@ -267,7 +269,7 @@ TEST(Accuracy, an_answer_counts_when_all_of_it_is_right) {
 }
 
 TEST(Accuracy, an_answer_ends_with_its_sequence) {
-  EXPECT_EQ(score(Numbers{kIgnore, 1, 2, kIgnore}, 2, Numbers{1, 2}).answers, 2);
+  EXPECT_EQ(score(Numbers{kIgnoredLabel, 1, 2, kIgnoredLabel}, 2, Numbers{1, 2}).answers, 2);
 }
 
 TEST(Accuracy, needs_a_prediction_for_every_target) {

@@ -27,7 +27,7 @@ Case make_case(at::ScalarType dtype) {
     return at::randn(shape, generator, at::TensorOptions(at::kDouble)).to(dtype).set_requires_grad(true);
   };
   auto labels = at::randint(0, kVocabulary, {1, kTokens}, generator, at::TensorOptions(at::kLong));
-  for (const auto place : {0, 3, 4, 22}) labels[0][place] = kIgnored;
+  for (const auto place : {0, 3, 4, 22}) labels[0][place] = kIgnoredLabel;
   return {.hidden = draw({1, kTokens, kWidth}), .weight = draw({kVocabulary, kWidth}), .labels = labels};
 }
 
@@ -70,7 +70,7 @@ TEST(Loss, PredictionsAreTheLikeliestTokensWhereThereIsALabel) {
 
 TEST(Loss, NoLabelsIsALossOfZeroWithoutGradient) {
   auto c = make_case(at::kFloat);
-  c.labels.fill_(kIgnored);
+  c.labels.fill_(kIgnoredLabel);
   const auto got = run(c, sliced_cross_entropy(c.hidden, c.weight, c.labels).mean);
   for (const auto& tensor : got) EXPECT_EQ(tensor.abs().sum().item<double>(), 0);
 }

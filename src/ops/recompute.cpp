@@ -1,4 +1,4 @@
-#include "models/recompute.h"
+#include "ops/recompute.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace gka::models {
+namespace gka::ops {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -62,4 +62,4 @@ at::Tensor recompute(const Body& body, const at::Tensor& x, const std::vector<at
   return Recompute::apply(body, at::TensorList(inputs));
 }
 
-}  // namespace gka::models
+}  // namespace gka::ops

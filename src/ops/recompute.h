@@ -7,11 +7,11 @@
 #include <functional>
 #include <vector>
 
-namespace gka::models {
+namespace gka::ops {
 
 /// body(x), where `body` reads no tensors that need a gradient but x and `parameters`. Without gradients wanted it is
 /// body(x) itself.
 at::Tensor recompute(const std::function<at::Tensor(const at::Tensor&)>& body, const at::Tensor& x,
                      const std::vector<at::Tensor>& parameters);
 
-}  // namespace gka::models
+}  // namespace gka::ops

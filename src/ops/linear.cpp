@@ -1,0 +1,80 @@
+#include "ops/linear.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace gka::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Inputs: x [N, C], then the weights. They are kept in the type they multiply in.
+struct ProjectAll : torch::autograd::Function<ProjectAll> {
+  static variable_list forward(AutogradContext* context, at::TensorList inputs) {
+    const auto& x = inputs[0];
+    variable_list kept{x}, outputs;
+    for (const auto& weight : inputs.slice(1)) {
+      kept.push_back(weight.to(x.scalar_type()));
+      outputs.push_back(at::mm(x, kept.back().t()));
+    }
+    context->saved_data["type"] = inputs[1].scalar_type();
+    context->save_for_backward(std::move(kept));
+    context->set_materialize_grads(false);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& slopes) {
+    const auto kept = context->get_saved_variables();
+    const auto type = context->saved_data["type"].toScalarType();
+    variable_list gradients(kept.size());
+    auto& to_x = gradients[0];
+    // From the last, the smallest, on: it is the first that writes and need not add.
+    for (std::size_t i = slopes.size(); i-- > 0;) {
+      if (!slopes[i].defined()) continue;
+      if (context->needs_input_grad(0)) {
+        to_x = to_x.defined() ? to_x.addmm_(slopes[i], kept[i + 1]) : at::mm(slopes[i], kept[i + 1]);
+      }
+      if (context->needs_input_grad(i + 1)) gradients[i + 1] = product_as(type, slopes[i].t(), kept[0]);
+    }
+    return gradients;
+  }
+};
+
+}  // namespace
+
+bool is_learning(const at::Tensor& weight) { return at::GradMode::is_enabled() && weight.requires_grad(); }
+
+at::Tensor stacked(at::TensorList weights, at::ScalarType type) {
+  std::int64_t rows = 0;
+  for (const auto& weight : weights) rows += weight.size(0);
+  const auto& first = weights.front();
+  const auto all = at::empty({rows, first.size(1)}, first.options().dtype(type).requires_grad(false));
+  std::int64_t row = 0;
+  for (const auto& weight : weights) {
+    all.narrow(0, row, weight.size(0)).copy_(weight);
+    row += weight.size(0);
+  }
+  return all;
+}
+
+at::Tensor product_as(at::ScalarType type, const at::Tensor& a, const at::Tensor& b) {
+  const bool sums_wider = a.is_cuda() && (a.scalar_type() == at::kBFloat16 || a.scalar_type() == at::kHalf);
+  return sums_wider && type == at::kFloat ? at::mm(a, b, type) : at::mm(a, b).to(type);
+}
+
+std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  std::vector<at::Tensor> inputs{x.reshape({-1, x.size(-1)})};
+  inputs.insert(inputs.end(), weights.begin(), weights.end());
+  auto outputs = ProjectAll::apply(at::TensorList(inputs));
+  for (auto& output : outputs) {
+    auto shape = x.sizes().vec();
+    shape.back() = output.size(-1);
+    output = output.view(shape);
+  }
+  return outputs;
+}
+
+}  // namespace gka::ops
