@@ -29,6 +29,8 @@ Action declare_score(CLI::App& app);
 Action declare_generate(CLI::App& app);
 Action declare_tokenize(CLI::App& app);
 Action declare_tokenizer(CLI::App& app);
+Action declare_import(CLI::App& app);
+Action declare_export(CLI::App& app);
 
 inline constexpr std::array kCommands{
     Command{"info", "What this build holds, what this machine can run, and which kernel a call takes", declare_info},
@@ -36,6 +38,8 @@ inline constexpr std::array kCommands{
     Command{"generate", "Continue a prompt token by token", declare_generate},
     Command{"tokenize", "Turn text or JSON lines into a token file for training", declare_tokenize},
     Command{"tokenizer", "Learn a tokenizer from text, look at one, or try it", declare_tokenizer},
+    Command{"import", "Bring a model in: a Hugging Face folder or a GGUF file", declare_import},
+    Command{"export", "Write a model or a run's newest checkpoint as a Hugging Face folder", declare_export},
     Command{"train", "Train a model: a new run, or one that goes on to the same bits", declare_train},
     Command{"runs", "List training runs and how they stand", declare_runs},
     Command{"plot", "Draw the curves of training runs", declare_plot},

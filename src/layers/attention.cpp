@@ -1,5 +1,5 @@
 // Softmax attention as Qwen3 has it: grouped heads, an RMS norm on q and k, rotary positions; full, or over a sliding
-// window of the last tokens. Optionally q, k and v pass a short convolution first.
+// window of the last tokens. Llama's and Qwen2's have no norm. Optionally q, k and v pass a short convolution first.
 //
 // Its state is a cache of rotated keys and of values. Attention does not ask for their order, so a window's cache is a
 // ring: position p lies at p mod window.
@@ -7,6 +7,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "layers/functions.h"
 #include "layers/mixers.h"
 #include "layers/projection.h"
+#include "layers/rotary.h"
 
 namespace gka::layers {
 namespace {
@@ -92,21 +94,26 @@ class Attention final : public Mixer {
         heads_(config.num_attention_heads),
         kv_heads_(config.num_key_value_heads),
         size_(config.head_dim),
-        eps_(config.rms_norm_eps),
-        theta_(config.rope_theta) {
+        eps_(config.rms_norm_eps) {
     divided(heads_, kv_heads_, "query heads per key head");
     divided(size_, 2, "head_dim of a rotary embedding");
-    const auto add = [&](std::string_view name, std::int64_t out, std::int64_t in, at::Tensor& weight,
+    const auto add = [&](std::string_view name, std::int64_t out, std::int64_t in, bool biased, at::Tensor& weight,
                          at::Tensor& bias) {
       weight = projection_weight(name, out, in, config, scope);
-      if (config.attention_bias) bias = projection_bias(name, out, scope);
+      if (biased) bias = projection_bias(name, out, scope);
     };
-    add("q_proj", heads_ * size_, config.hidden_size, q_, q_bias_);
-    add("k_proj", kv_heads_ * size_, config.hidden_size, k_, k_bias_);
-    add("v_proj", kv_heads_ * size_, config.hidden_size, v_, v_bias_);
-    add("o_proj", config.hidden_size, heads_ * size_, o_, o_bias_);
-    q_norm_ = norm_weight("q_norm", size_, scope);
-    k_norm_ = norm_weight("k_norm", size_, scope);
+    const bool in_bias = config.attention_bias || config.attention.qkv_bias;
+    add("q_proj", heads_ * size_, config.hidden_size, in_bias, q_, q_bias_);
+    add("k_proj", kv_heads_ * size_, config.hidden_size, in_bias, k_, k_bias_);
+    add("v_proj", kv_heads_ * size_, config.hidden_size, in_bias, v_, v_bias_);
+    add("o_proj", config.hidden_size, heads_ * size_, config.attention_bias, o_, o_bias_);
+    if (config.attention.qk_norm) {
+      q_norm_ = norm_weight("q_norm", size_, scope);
+      k_norm_ = norm_weight("k_norm", size_, scope);
+    }
+    const auto frequencies = rotary_frequencies(size_, config.rope_theta, config.rope);
+    turns_ = at::tensor(frequencies.turns, at::kDouble).to(scope.device());
+    turn_factor_ = frequencies.factor;
     const auto add_conv = [&](std::string_view name, std::int64_t heads, ShortConv& conv) {
       if (config.attention.conv_size > 0) {
         conv = ShortConv(name, heads * size_, config.attention.conv_size, /*bias=*/false, config, scope);
@@ -127,9 +134,9 @@ class Attention final : public Mixer {
 
  protected:
   at::Tensor mix(const at::Tensor& x, Call& call) const override {
-    const auto turn = rotation(call.positions(), size_, theta_, x.scalar_type());
+    const auto turn = rotation_at(call.positions(), turns_, turn_factor_, x.scalar_type());
     const auto normed = [&](const at::Tensor& projected, const at::Tensor& norm) {
-      return rotate(rms_norm(heads(projected), norm, eps_), turn);
+      return rotate(norm.defined() ? rms_norm(heads(projected), norm, eps_) : heads(projected).contiguous(), turn);
     };
     const auto parts = project_all(x, {q_, k_, v_});
     const auto finished = [&](const at::Tensor& projected, const at::Tensor& bias, const ShortConv& conv) {
@@ -295,7 +302,8 @@ class Attention final : public Mixer {
   }
 
   std::int64_t window_, heads_, kv_heads_, size_;
-  double eps_, theta_;
+  double eps_, turn_factor_ = 1.0;
+  at::Tensor turns_;  // of the rotary embedding
   at::Tensor q_, k_, v_, o_, q_bias_, k_bias_, v_bias_, o_bias_, q_norm_, k_norm_;
   ShortConv q_conv_, k_conv_, v_conv_;
 };

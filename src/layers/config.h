@@ -288,10 +288,50 @@ struct Mamba2Config {
 /// token's neighbours before it compares them, as the other layers do.
 struct AttentionConfig {
   std::int64_t conv_size = 0;  // of q, k and v; 0: none
+  bool qk_norm = true;         // Llama and Qwen2 have none
+  bool qkv_bias = false;       // Qwen2: q, k and v have a bias and the output has none
 
   template <typename Self, typename Visit>
   static void fields(Self& c, Visit&& visit) {
     visit("conv_size", c.conv_size);
+    visit("qk_norm", c.qk_norm);
+    visit("qkv_bias", c.qkv_bias);
+  }
+};
+
+/// How the frequencies of the rotary embedding are changed for texts longer than those a model was first trained on.
+enum class RopeType : std::uint8_t { plain, linear, llama3, yarn };
+inline constexpr std::array<NameTable<RopeType>, 4> kRopeTypeNames{{
+    {"default", RopeType::plain},
+    {"linear", RopeType::linear},
+    {"llama3", RopeType::llama3},
+    {"yarn", RopeType::yarn},
+}};
+constexpr const auto& names_of(RopeType) { return kRopeTypeNames; }
+
+/// `rope_parameters` beside `rope_theta`. Each type reads some of the numbers; 0 is for those a file leaves out.
+struct RopeConfig {
+  RopeType rope_type = RopeType::plain;
+  double factor = 0.0;                                   // longer by so much
+  std::int64_t original_max_position_embeddings = 0;     // than this
+  double low_freq_factor = 0.0, high_freq_factor = 0.0;  // llama3
+  double beta_fast = 0.0, beta_slow = 0.0;               // yarn
+  double attention_factor = 0.0, mscale = 0.0, mscale_all_dim = 0.0;
+  bool truncate = true;
+
+  template <typename Self, typename Visit>
+  static void fields(Self& c, Visit&& visit) {
+    visit("rope_type", c.rope_type);
+    visit("factor", c.factor);
+    visit("original_max_position_embeddings", c.original_max_position_embeddings);
+    visit("low_freq_factor", c.low_freq_factor);
+    visit("high_freq_factor", c.high_freq_factor);
+    visit("beta_fast", c.beta_fast);
+    visit("beta_slow", c.beta_slow);
+    visit("attention_factor", c.attention_factor);
+    visit("mscale", c.mscale);
+    visit("mscale_all_dim", c.mscale_all_dim);
+    visit("truncate", c.truncate);
   }
 };
 
@@ -303,6 +343,7 @@ struct MixerConfig {
   std::int64_t head_dim = 0;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
+  RopeConfig rope{};
   std::int64_t sliding_window = 0;  // of SWA: how many tokens a token sees, itself included
   bool attention_bias = false;
   double initializer_range = 0.02;      // projections: normal with this deviation

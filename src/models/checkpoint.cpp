@@ -1,11 +1,14 @@
 #include "models/checkpoint.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <iostream>
 #include <set>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -20,11 +23,19 @@ namespace fs = std::filesystem;
 constexpr const char* kConfigName = "config.json";
 constexpr const char* kWeightsName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kGenerationName = "generation_config.json";
+constexpr const char* kTokenizerName = "tokenizer.json";
+constexpr const char* kTokenizerConfigName = "tokenizer_config.json";
 constexpr const char* kHeadName = "lm_head.weight";
+constexpr const char* kEmbeddingName = "model.embed_tokens.weight";
+constexpr std::string_view kLayers = "model.layers.";
+constexpr std::string_view kAttention = ".self_attn.";
+constexpr std::string_view kSliding = ".swa.";                     // as published in hybrids
+constexpr std::string_view kFrequencies = ".rotary_emb.inv_freq";  // older Llama files store what follows from theta
 
-std::string shape_of(const at::Tensor& tensor) {
+std::string shape_of(at::IntArrayRef shape) {
   std::ostringstream text;
-  text << tensor.sizes();
+  text << shape;
   return text.str();
 }
 
@@ -67,32 +78,77 @@ void remove_other_weights(const fs::path& folder, const std::set<std::string>& k
   for (const auto& path : stale) fs::remove(path);
 }
 
-/// In the order of names, each group below the limit.
-std::vector<Tensors> split(const Tensors& tensors, std::int64_t limit) {
-  std::vector<Tensors> shards(1);
+/// In order, each group below the limit.
+std::vector<std::span<const PlannedTensor>> split(std::span<const PlannedTensor> tensors, std::int64_t limit) {
+  std::vector<std::span<const PlannedTensor>> shards;
+  std::size_t begin = 0;
   std::int64_t bytes = 0;
-  for (const auto& [name, tensor] : tensors) {
-    const auto size = static_cast<std::int64_t>(tensor.nbytes());
-    if (bytes + size > limit && !shards.back().empty()) {
-      shards.emplace_back();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto size = tensors[i].bytes();
+    if (bytes + size > limit && i > begin) {
+      shards.push_back(tensors.subspan(begin, i - begin));
+      begin = i;
       bytes = 0;
     }
-    shards.back().emplace(name, tensor);
     bytes += size;
   }
+  shards.push_back(tensors.subspan(begin));
   return shards;
+}
+
+void write_shard(const fs::path& path, std::span<const PlannedTensor> tensors) {
+  std::vector<SafetensorsWriter::Planned> planned;
+  for (const auto& tensor : tensors) {
+    planned.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+  }
+  SafetensorsWriter writer(path, std::move(planned), {{"format", "pt"}});
+  for (const auto& tensor : tensors) writer.write(tensor.make());
+  writer.commit();
 }
 
 void warn_on_stderr(const std::string& line) { std::cerr << "gka: warning: " << line << "\n"; }
 
-at::ScalarType usual_type(const Weights& weights) {
-  std::map<at::ScalarType, std::int64_t> numbers;
-  for (const auto& name : weights.names()) {
-    const auto tensor = weights.tensor(name);
-    if (tensor.is_floating_point()) numbers[tensor.scalar_type()] += tensor.numel();
+/// How a tokenizer.json spells one of its tokens.
+std::optional<std::string> text_of_token(const Json& tokenizer, std::int64_t id) {
+  for (const auto& added : tokenizer.value("added_tokens", Json::array())) {
+    if (added.value("id", Json()) == id && added.contains("content")) return added["content"].get<std::string>();
   }
-  const auto most = std::ranges::max_element(numbers, {}, [](const auto& entry) { return entry.second; });
-  return most == numbers.end() ? at::kFloat : most->first;
+  const auto model = tokenizer.find("model");
+  if (model == tokenizer.end() || !model->contains("vocab")) return std::nullopt;
+  for (const auto& [text, number] : (*model)["vocab"].items()) {
+    if (number == id) return text;
+  }
+  return std::nullopt;
+}
+
+/// The number of the layer in "model.layers.3.self_attn.…", or nothing.
+std::optional<std::size_t> layer_of(std::string_view parameter) {
+  if (!parameter.starts_with(kLayers)) return std::nullopt;
+  const auto* first = parameter.data() + kLayers.size();
+  std::size_t layer = 0;
+  const auto read = std::from_chars(first, parameter.data() + parameter.size(), layer);
+  return read.ec == std::errc() ? std::optional(layer) : std::nullopt;
+}
+
+/// The name under which a sliding layer's parameter is published in hybrids; itself for all others.
+std::string sliding_name(const ModelConfig& config, const std::string& parameter) {
+  const auto layer = layer_of(parameter);
+  if (!layer || *layer >= config.layer_types.size() || config.layer_types[*layer] != "SWA") return parameter;
+  auto name = parameter;
+  const auto place = name.find(kAttention);
+  if (place != std::string::npos) name.replace(place, kAttention.size(), kSliding);
+  return name;
+}
+
+/// Tensors that say the layer is another one than ours of that name.
+void refuse_other_layers(const Shapes& stored) {
+  for (const auto& [name, shape] : stored) {
+    if (!layer_of(name) || name.find(".mamba.") == std::string::npos) continue;
+    throw std::runtime_error(
+        "the checkpoint has '" + name +
+        "': its M2 layers are the published hybrids', with a rotary embedding and norms of B and C, "
+        "which gka does not have; its own are 'mamba2.*'");
+  }
 }
 
 }  // namespace
@@ -126,17 +182,48 @@ std::vector<std::string> Weights::names() const {
   return all;
 }
 
+Shapes Weights::shapes() const {
+  Shapes all;
+  for (const auto& [name, file] : file_of_) all.emplace(name, files_[file].entries().at(name).shape);
+  return all;
+}
+
 at::Tensor Weights::tensor(const std::string& name) const {
   const auto found = file_of_.find(name);
   if (found == file_of_.end()) throw std::runtime_error("the weights in " + folder_.string() + " lack '" + name + "'");
   return files_[found->second].tensor(name);
 }
 
-void write_weights(const fs::path& folder, const Tensors& tensors, std::int64_t shard_bytes) {
-  const Metadata metadata{{"format", "pt"}};
+std::int64_t PlannedTensor::bytes() const {
+  auto size = static_cast<std::int64_t>(at::elementSize(dtype));
+  for (const auto extent : shape) size *= extent;
+  return size;
+}
+
+at::ScalarType Weights::usual_type() const {
+  std::map<at::ScalarType, std::int64_t> numbers;
+  for (const auto& name : names()) {
+    const auto stored = tensor(name);
+    if (stored.is_floating_point()) numbers[stored.scalar_type()] += stored.numel();
+  }
+  const auto most = std::ranges::max_element(numbers, {}, [](const auto& entry) { return entry.second; });
+  return most == numbers.end() ? at::kFloat : most->first;
+}
+
+void Weights::check_tied_head() const {
+  if (has(kHeadName) && has(kEmbeddingName) && !at::equal(tensor(kHeadName), tensor(kEmbeddingName))) {
+    throw std::runtime_error(
+        "the checkpoint has a 'lm_head.weight' that is not its embedding, and 'tie_word_embeddings' of its "
+        "configuration "
+        "says that they are one");
+  }
+}
+
+void write_weights(const fs::path& folder, std::vector<PlannedTensor> tensors, std::int64_t shard_bytes) {
+  std::ranges::sort(tensors, {}, &PlannedTensor::name);
   const auto shards = split(tensors, shard_bytes);
   if (shards.size() == 1) {
-    write_safetensors(folder / kWeightsName, tensors, metadata);
+    write_shard(folder / kWeightsName, tensors);
     remove_other_weights(folder, {kWeightsName});
     return;
   }
@@ -145,11 +232,11 @@ void write_weights(const fs::path& folder, const Tensors& tensors, std::int64_t 
   std::int64_t total = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const auto file = shard_name(i, shards.size());
-    write_safetensors(folder / file, shards[i], metadata);
+    write_shard(folder / file, shards[i]);
     written.insert(file);
-    for (const auto& [name, tensor] : shards[i]) {
-      map[name] = file;
-      total += static_cast<std::int64_t>(tensor.nbytes());
+    for (const auto& tensor : shards[i]) {
+      map[tensor.name] = file;
+      total += tensor.bytes();
     }
   }
   const Json index{{"metadata", {{"total_size", total}}}, {"weight_map", map}};
@@ -157,46 +244,74 @@ void write_weights(const fs::path& folder, const Tensors& tensors, std::int64_t 
   remove_other_weights(folder, written);
 }
 
-void load_weights(Decoder& decoder, const Weights& weights, const Warn& warn) {
-  const at::NoGradGuard no_gradient;
-  std::vector<std::string> missing;
+std::string stored_name(const ModelConfig& config, const std::string& parameter) {
+  return config.attention_family() != nullptr ? parameter : sliding_name(config, parameter);
+}
+
+std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored) {
+  refuse_other_layers(stored);
+  std::vector<Match> matches;
+  std::vector<std::string> missing, others;
   std::set<std::string> used;
   for (const auto& parameter : decoder.parameters().all()) {
-    if (!weights.has(parameter.name)) {
+    auto found = stored.find(parameter.name);
+    if (found == stored.end()) found = stored.find(sliding_name(decoder.config(), parameter.name));
+    if (found == stored.end()) {
       missing.push_back(parameter.name);
       continue;
     }
-    const auto stored = weights.tensor(parameter.name);
-    if (stored.sizes() != parameter.value.sizes()) {
-      throw std::runtime_error("'" + parameter.name + "' has the shape " + shape_of(stored) +
-                               " in the checkpoint and " + shape_of(parameter.value) + " by its configuration");
+    if (at::IntArrayRef(found->second) != parameter.value.sizes()) {
+      throw std::runtime_error("'" + found->first + "' has the shape " + shape_of(found->second) +
+                               " in the checkpoint and " + shape_of(parameter.value.sizes()) + " by its configuration");
     }
-    parameter.value.copy_(stored);
-    used.insert(parameter.name);
+    matches.push_back({.parameter = &parameter, .stored = found->first});
+    used.insert(found->first);
   }
   if (!missing.empty()) throw std::runtime_error("the checkpoint lacks tensors of this model: " + some_of(missing));
   if (decoder.config().tie_word_embeddings) used.insert(kHeadName);  // some writers store the embedding twice
-  std::vector<std::string> others;
-  for (const auto& name : weights.names()) {
-    if (!used.contains(name)) others.push_back(name);
+  for (const auto& [name, shape] : stored) {
+    if (!used.contains(name) && !name.ends_with(kFrequencies)) others.push_back(name);
   }
-  if (!others.empty()) warn("the checkpoint has tensors that this model has no use for: " + some_of(others));
+  if (!others.empty()) {
+    throw std::runtime_error(
+        "the checkpoint has tensors that this model has no use for, so it is another model than its "
+        "config.json says: " +
+        some_of(others));
+  }
+  return matches;
 }
 
-Decoder load_model(const fs::path& folder, const LoadOptions& options) {
+void load_weights(Decoder& decoder, const Weights& weights) {
+  const at::NoGradGuard no_gradient;
+  const auto matches = match_weights(decoder, weights.shapes());
+  if (decoder.config().tie_word_embeddings) weights.check_tied_head();
+  for (const auto& [parameter, stored] : matches) at::Tensor(parameter->value).copy_(weights.tensor(stored));
+}
+
+ModelConfig load_config(const fs::path& folder, const Warn& warn) {
   if (!fs::exists(folder)) throw std::runtime_error("there is no " + folder.string());
   if (!fs::is_directory(folder) || !fs::exists(folder / kConfigName)) {
     throw std::runtime_error(folder.string() + " is not a checkpoint: that is a folder with a " + kConfigName +
                              " in it");
   }
-  const Warn warn = options.warn ? options.warn : warn_on_stderr;
   const auto path = folder / kConfigName;
-  auto config = parse_checkpoint_config(read_json(path), path.string(), warn);
+  auto config = parse_checkpoint_config(read_json(path), path.string(), warn ? warn : warn_on_stderr);
+  if (const auto generation = folder / kGenerationName; fs::exists(generation)) {
+    const auto json = read_json(generation);
+    if (json.is_object() && json.contains("eos_token_id") && !json["eos_token_id"].is_null()) {
+      config.eos_token_id = read_end_tokens(json["eos_token_id"], config.vocab_size, generation.string());
+    }
+  }
+  return config;
+}
+
+Decoder load_model(const fs::path& folder, const LoadOptions& options) {
+  auto config = load_config(folder, options.warn);
   const Weights weights(folder);
   Decoder decoder(std::move(config), {.device = options.device,
-                                      .dtype = options.dtype.value_or(usual_type(weights)),
+                                      .dtype = options.dtype.value_or(weights.usual_type()),
                                       .requires_grad = options.requires_grad});
-  load_weights(decoder, weights, warn);
+  load_weights(decoder, weights);
   return decoder;
 }
 
@@ -205,14 +320,35 @@ void save_model(const Decoder& decoder, const fs::path& folder, const SaveOption
   fs::create_directories(folder, failure);
   if (failure) throw std::runtime_error("cannot make the folder " + folder.string() + ": " + failure.message());
   const auto dtype = options.dtype.value_or(decoder.parameters().options().dtype);
-  Tensors tensors;
+  std::vector<PlannedTensor> tensors;
   for (const auto& parameter : decoder.parameters().all()) {
-    tensors.emplace(parameter.name, parameter.value.detach().to(dtype));
+    tensors.push_back({.name = stored_name(decoder.config(), parameter.name),
+                       .dtype = dtype,
+                       .shape = parameter.value.sizes().vec(),
+                       .make = [&parameter, dtype] { return parameter.value.detach().to(dtype); }});
   }
-  write_weights(folder, tensors, options.shard_bytes);
-  auto json = to_json(decoder.config());
+  write_weights(folder, std::move(tensors), options.shard_bytes);
+  write_config(folder, decoder.config(), dtype);
+}
+
+void write_config(const fs::path& folder, const ModelConfig& config, at::ScalarType dtype) {
+  auto json = to_json(config);
   json["dtype"] = name_of_dtype(dtype);
   write_text(folder / kConfigName, json.dump(2) + "\n");
+}
+
+void write_tokenizer_config(const fs::path& folder, const ModelConfig& config, const std::string& chat_template) {
+  if (!fs::exists(folder / kTokenizerName)) return;
+  const auto tokenizer = read_json(folder / kTokenizerName);
+  const auto length = to_json(config)["max_position_embeddings"];
+  Json json{{"tokenizer_class", "PreTrainedTokenizerFast"},
+            {"model_max_length", length},
+            {"clean_up_tokenization_spaces", false}};
+  if (!config.eos_token_id.empty()) {
+    if (const auto text = text_of_token(tokenizer, config.eos_token_id.front())) json["eos_token"] = *text;
+  }
+  if (!chat_template.empty()) json["chat_template"] = chat_template;
+  write_text(folder / kTokenizerConfigName, json.dump(2) + "\n");
 }
 
 }  // namespace gka::models

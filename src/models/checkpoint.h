@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -14,12 +15,20 @@
 
 namespace gka::models {
 
+/// The tensors of a file by name.
+using Shapes = std::map<std::string, std::vector<std::int64_t>>;
+
 /// The tensors of a checkpoint folder, whatever number of files they lie in.
 class Weights {
  public:
   explicit Weights(const std::filesystem::path& folder);
 
   std::vector<std::string> names() const;
+  Shapes shapes() const;
+  /// The type most of the numbers have.
+  at::ScalarType usual_type() const;
+  /// Of a model whose head is its embedding: throws where the files hold a head that is another matrix.
+  void check_tied_head() const;
   bool has(const std::string& name) const { return file_of_.contains(name); }
   at::Tensor tensor(const std::string& name) const;
 
@@ -31,13 +40,37 @@ class Weights {
 
 inline constexpr std::int64_t kShardBytes = 5'000'000'000;
 
-/// Splits over files of at most `shard_bytes` (a tensor larger than that has a file to itself), and removes the weights
-/// that an earlier save with another split left in the folder.
-void write_weights(const std::filesystem::path& folder, const Tensors& tensors, std::int64_t shard_bytes = kShardBytes);
+/// A tensor that is made when its turn to be written comes: all of them together may not fit memory.
+struct PlannedTensor {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<std::int64_t> shape;
+  std::function<at::Tensor()> make;
+  std::int64_t bytes() const;
+};
 
-/// Copies weights of that name into every parameter. One that is missing or of another shape throws one sentence;
-/// tensors no parameter asks for are named in one line of warning.
-void load_weights(Decoder& decoder, const Weights& weights, const Warn& warn);
+/// In the order of names. Splits over files of at most `shard_bytes` (a tensor larger than that has a file to itself),
+/// and removes the weights that an earlier save with another split left in the folder.
+void write_weights(const std::filesystem::path& folder, std::vector<PlannedTensor> tensors,
+                   std::int64_t shard_bytes = kShardBytes);
+
+/// config.json of a model whose weights are of that type.
+void write_config(const std::filesystem::path& folder, const ModelConfig& config, at::ScalarType dtype);
+
+/// What a parameter is called in a file: its own name, but for the sliding layers of a hybrid, which are published as
+/// `swa`.
+std::string stored_name(const ModelConfig& config, const std::string& parameter);
+
+/// Which stored tensor each parameter is. One that is missing, of another shape, or that no parameter asks for throws
+/// one sentence.
+struct Match {
+  const layers::Parameter* parameter;
+  std::string stored;
+};
+std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored);
+
+/// Copies the weights of a folder into the parameters they match.
+void load_weights(Decoder& decoder, const Weights& weights);
 
 struct LoadOptions {
   at::Device device = at::kCPU;
@@ -45,6 +78,10 @@ struct LoadOptions {
   bool requires_grad = false;
   Warn warn{};  // else standard error
 };
+
+/// The folder's config.json; where a generation_config.json beside it names end tokens, those count, as in
+/// transformers. Throws one sentence where the folder is not there or is no checkpoint.
+ModelConfig load_config(const std::filesystem::path& folder, const Warn& warn = {});
 
 /// Throws one sentence where the folder is not there, or holds no checkpoint that can be read.
 Decoder load_model(const std::filesystem::path& folder, const LoadOptions& options = {});
@@ -56,5 +93,10 @@ struct SaveOptions {
 
 /// Makes the folder where there is none. Every file is written beside and renamed, the configuration last.
 void save_model(const Decoder& decoder, const std::filesystem::path& folder, const SaveOptions& options = {});
+
+/// Beside a folder's tokenizer.json what transformers wants to know about it: tokenizer_config.json with the end token,
+/// the longest text and the chat template, if any. Nothing where the folder has no tokenizer.json.
+void write_tokenizer_config(const std::filesystem::path& folder, const ModelConfig& config,
+                            const std::string& chat_template = {});
 
 }  // namespace gka::models

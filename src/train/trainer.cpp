@@ -172,8 +172,7 @@ void Trainer::start_from(const fs::path& from) {
     throw std::runtime_error("there is no checkpoint '" + folder.string() + "' to start from; check the path.");
   }
   if (has_checksums(folder)) verify_folder(folder);
-  models::load_weights(learner_.decoder(), models::Weights(folder),
-                       [&](const std::string& line) { progress_.say(line); });
+  models::load_weights(learner_.decoder(), models::Weights(folder));
 }
 
 void Trainer::resume_from(const SavedStep& saved) {
@@ -183,8 +182,7 @@ void Trainer::resume_from(const SavedStep& saved) {
     throw std::runtime_error(std::string(error.what()) + "; remove that folder, and " +
                              how_to_continue(config_.output) + " goes on from the checkpoint before it.");
   }
-  models::load_weights(learner_.decoder(), models::Weights(saved.path),
-                       [&](const std::string& line) { progress_.say(line); });
+  models::load_weights(learner_.decoder(), models::Weights(saved.path));
   const auto state = models::SafetensorsFile(saved.path / kOptimiser).tensors();
   learner_.optimiser().load(state);
   for (const auto device : {at::Device(at::kCPU), compute_.device}) {
@@ -209,6 +207,7 @@ void Trainer::resume_from(const SavedStep& saved) {
 void Trainer::save_files(const fs::path& folder) const {
   models::save_model(learner_.decoder(), folder);
   if (const auto tokenizer = tokenizer_of(config_.data)) fs::copy_file(*tokenizer, folder / "tokenizer.json");
+  models::write_tokenizer_config(folder, learner_.decoder().config());
   fault_point("save", step_);
   auto state = learner_.optimiser().state();
   for (const auto device : {at::Device(at::kCPU), compute_.device}) {

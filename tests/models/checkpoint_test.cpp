@@ -23,7 +23,7 @@ void expect_same(const Decoder& a, const Decoder& b) {
     EXPECT_EQ(other->value.scalar_type(), parameter.value.scalar_type()) << parameter.name;
     EXPECT_TRUE(at::equal(parameter.value, other->value)) << parameter.name;
   }
-  EXPECT_EQ(to_json(a.config())["layer_types"], to_json(b.config())["layer_types"]);
+  EXPECT_EQ(a.config().layer_types, b.config().layer_types);
 }
 
 void no_warning(const std::string& line) { ADD_FAILURE() << line; }
@@ -90,10 +90,83 @@ TEST(Checkpoint, WhatIsMissingOrOfAnotherShapeIsNamed) {
   tensors["model.norm.weight"] = norm.mapped();
   tensors["model.surplus"] = at::zeros({3});
   write_safetensors(folder / "model.safetensors", tensors);
-  std::vector<std::string> warnings;
-  load_model(folder.path(), {.warn = [&](const std::string& line) { warnings.push_back(line); }});
-  EXPECT_EQ(warnings,
-            std::vector<std::string>{"the checkpoint has tensors that this model has no use for: model.surplus"});
+  EXPECT_ERROR(load_model(folder.path()), "the checkpoint has tensors that this model has no use for");
+  EXPECT_ERROR(load_model(folder.path()), "model.surplus");
+}
+
+TEST(Checkpoint, TheSlidingLayersOfAHybridHaveTheirPublishedNamesAndLoadUnderBoth) {
+  const Scratch folder;
+  const auto model = tiny_model(tiny_config("SWA-GKA"), at::kFloat);
+  save_model(model, folder.path());
+  auto tensors = SafetensorsFile(folder / "model.safetensors").tensors();
+  EXPECT_TRUE(tensors.contains("model.layers.0.swa.q_proj.weight"));
+  EXPECT_EQ(read_json(folder / "config.json")["swa_config"]["window_size"], 5);
+  expect_same(model, load_model(folder.path(), {.warn = no_warning}));
+
+  Tensors renamed;
+  for (const auto& [name, tensor] : tensors) {
+    auto other = name;
+    if (const auto place = name.find(".swa."); place != std::string::npos) other.replace(place, 5, ".self_attn.");
+    renamed.emplace(other, tensor);
+  }
+  write_safetensors(folder / "model.safetensors", renamed);
+  expect_same(model, load_model(folder.path(), {.warn = no_warning}));
+}
+
+TEST(Checkpoint, AttentionWithItsOwnChoicesLoadsAsItWasSaved) {
+  auto config = tiny_config("*-*");
+  config.mixer.attention = {.conv_size = 3, .qk_norm = false, .qkv_bias = true};
+  config.mixer.rope = {.rope_type = layers::RopeType::linear, .factor = 4.0};
+  const Scratch folder;
+  const auto model = tiny_model(config, at::kFloat);
+  save_model(model, folder.path());
+  const auto again = load_model(folder.path(), {.warn = no_warning});
+  expect_same(model, again);
+  EXPECT_EQ(again.config().mixer.attention.conv_size, 3);
+  EXPECT_EQ(again.config().mixer.rope.factor, 4.0);
+}
+
+TEST(Checkpoint, AnotherModelsTensorsAreAnError) {
+  const Scratch folder;
+  save_model(tiny_model(tiny_config("GKA-GKA", /*tied=*/true), at::kFloat), folder.path());
+  auto tensors = SafetensorsFile(folder / "model.safetensors").tensors();
+  tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight") + 1;
+  write_safetensors(folder / "model.safetensors", tensors);
+  EXPECT_ERROR(load_model(folder.path()), "a 'lm_head.weight' that is not its embedding");
+  tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight");
+  tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::zeros({3});
+  write_safetensors(folder / "model.safetensors", tensors);
+  load_model(folder.path(), {.warn = no_warning});
+  tensors["model.layers.0.mamba.in_proj.weight"] = at::zeros({3});
+  write_safetensors(folder / "model.safetensors", tensors);
+  EXPECT_ERROR(load_model(folder.path()), "with a rotary embedding and norms of B and C");
+}
+
+TEST(Checkpoint, EndTokensOfTheGenerationConfigurationCount) {
+  const Scratch folder;
+  auto config = tiny_config("*");
+  config.eos_token_id = {1};
+  save_model(tiny_model(config, at::kFloat), folder.path());
+  EXPECT_EQ(load_config(folder.path()).eos_token_id, (std::vector<std::int64_t>{1}));
+  write_text(folder / "generation_config.json", R"({"eos_token_id": [2, 3], "temperature": 0.6})");
+  EXPECT_EQ(load_config(folder.path()).eos_token_id, (std::vector<std::int64_t>{2, 3}));
+  write_text(folder / "generation_config.json", R"({"eos_token_id": 61})");
+  EXPECT_ERROR(load_config(folder.path()), "generation_config.json is 61, outside the vocabulary of 61 tokens");
+}
+
+TEST(Checkpoint, ATokenizerIsDescribedToTransformers) {
+  const Scratch folder;
+  auto config = tiny_config("*");
+  config.eos_token_id = {7};
+  config.max_position_embeddings = 99;
+  write_tokenizer_config(folder.path(), config);
+  EXPECT_TRUE(folder.names().empty());
+  write_text(folder / "tokenizer.json", R"({"added_tokens": [{"id": 7, "content": "<end>"}], "model": {"vocab": {}}})");
+  write_tokenizer_config(folder.path(), config, "{{ messages }}");
+  const auto json = read_json(folder / "tokenizer_config.json");
+  EXPECT_EQ(json["eos_token"], "<end>");
+  EXPECT_EQ(json["model_max_length"], 99);
+  EXPECT_EQ(json["chat_template"], "{{ messages }}");
 }
 
 TEST(Checkpoint, WhatIsNoCheckpointIsCalledThat) {

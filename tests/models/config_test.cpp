@@ -69,9 +69,11 @@ TEST(Config, WhatIsWrittenReadsBackTheSame) {
 
 TEST(Config, AWrittenFileHasThePublishedKeysAndNoOthersAtTheirDefaults) {
   const auto written = to_json(parse(smallest()));
-  for (const char* key : {"architectures", "model_type", "hybrid_override_pattern", "layer_types", "rope_parameters"}) {
+  for (const char* key :
+       {"architectures", "model_type", "hybrid_override_pattern", "max_position_embeddings", "rope_parameters"}) {
     EXPECT_TRUE(written.contains(key)) << key;
   }
+  EXPECT_FALSE(written.contains("layer_types"));  // transformers refuses the names of memories
   EXPECT_TRUE(written["gka_config"].contains("ridge_strength"));
   for (const char* key : {"beta_weight", "sketch_dim", "ridge_mode"}) EXPECT_FALSE(written["gka_config"].contains(key));
   EXPECT_FALSE(written.contains("gdn_config"));
@@ -126,6 +128,74 @@ TEST(Config, APlainQwen3FileIsAttentionThroughout) {
   json["layer_types"] = {"full_attention", "sliding_attention", "full_attention"};
   json["sliding_window"] = 9;
   EXPECT_EQ(parse(json).layer_types, (std::vector<std::string>{"*", "SWA", "*"}));
+}
+
+TEST(Config, OnlyKnownKindsOfModelAreRead) {
+  EXPECT_ERROR(parse(with("model_type", "gemma3_text")),
+               "'model_type' of model.json is 'gemma3_text', a kind of model that gka does not have; it has "
+               "hybrid_qwen3, qwen3, qwen2, llama");
+  EXPECT_TRUE(parse(with("model_type", "qwen3")).mixer.attention.qk_norm);
+  EXPECT_FALSE(parse(with("model_type", "llama")).mixer.attention.qk_norm);
+  EXPECT_TRUE(parse(with("model_type", "qwen2")).mixer.attention.qkv_bias);
+}
+
+TEST(Config, AttentionAloneIsWrittenUnderTransformersName) {
+  for (const char* type : {"qwen3", "qwen2", "llama"}) {
+    auto json = with("model_type", type);
+    json["hybrid_override_pattern"] = "*-*";
+    const auto written = to_json(parse(json));
+    EXPECT_EQ(written["model_type"], type);
+    EXPECT_EQ(written["layer_types"], (Json{"full_attention", "full_attention"}));
+    EXPECT_FALSE(written.contains("hybrid_override_pattern"));
+    EXPECT_EQ(to_json(parse(written)), written);
+    json["hybrid_override_pattern"] = "*-GKA";
+    const auto hybrid = to_json(parse(json));
+    EXPECT_EQ(hybrid["model_type"], "hybrid_qwen3");
+    EXPECT_EQ(to_json(parse(hybrid)), hybrid);
+    EXPECT_EQ(parse(hybrid).mixer.attention.qk_norm, parse(json).mixer.attention.qk_norm);
+  }
+}
+
+TEST(Config, KeysThatChangeTheMathematicsAreHonouredOrRefused) {
+  auto json = without("hybrid_override_pattern");
+  json["num_hidden_layers"] = 3;
+  json["sliding_window"] = 9;
+  json["max_window_layers"] = 1;
+  EXPECT_EQ(parse(json).layer_types, (std::vector<std::string>{"*", "*", "*"}));
+  json["use_sliding_window"] = true;
+  EXPECT_EQ(parse(json).layer_types, (std::vector<std::string>{"*", "SWA", "SWA"}));
+
+  auto hybrid = with("hybrid_override_pattern", "SWA-GKA");
+  hybrid["swa_config"] = {{"window_size", 7}};
+  EXPECT_EQ(parse(hybrid).mixer.sliding_window, 7);
+  hybrid["layer_types"] = {"sliding_attention", "linear_attention"};
+  EXPECT_EQ(parse(hybrid).layer_types, (std::vector<std::string>{"SWA", "GKA"}));
+  hybrid["layer_types"] = {"linear_attention", "linear_attention"};
+  EXPECT_ERROR(parse(hybrid), "say different things");
+
+  EXPECT_ERROR(parse(with("quantization_config", {{"quant_method", "fp8"}})),
+               "'quantization_config' of model.json is set");
+  EXPECT_ERROR(parse(with("mlp_bias", true)), "'mlp_bias' of model.json is true");
+  EXPECT_ERROR(parse(with("final_logit_softcapping", 30.0)), "it must be left out");
+  EXPECT_EQ(parse(with("mlp_bias", false)).mixer.hidden_size, 64);
+  EXPECT_EQ(parse(with("partial_rotary_factor", 1.0)).mixer.hidden_size, 64);
+}
+
+TEST(Config, RotaryScalingIsReadInBothFormsAndWritten) {
+  const Json llama3{{"rope_type", "llama3"},   {"factor", 8.0},     {"low_freq_factor", 1.0},
+                    {"high_freq_factor", 4.0}, {"rope_theta", 5e5}, {"original_max_position_embeddings", 8192}};
+  const auto config = parse(with("rope_parameters", llama3));
+  EXPECT_EQ(config.mixer.rope.rope_type, layers::RopeType::llama3);
+  EXPECT_EQ(config.mixer.rope_theta, 5e5);
+  EXPECT_EQ(to_json(parse(to_json(config))), to_json(config));
+  auto older = llama3;
+  older["type"] = older["rope_type"];
+  older.erase("rope_type");
+  older.erase("rope_theta");
+  EXPECT_EQ(parse(with("rope_scaling", older)).mixer.rope.factor, 8.0);
+  older.erase("high_freq_factor");
+  EXPECT_ERROR(parse(with("rope_scaling", older)), "'high_freq_factor' above that");
+  EXPECT_ERROR(parse(with("rope_parameters", {{"rope_type", "longrope"}})), "one of default, linear, llama3, yarn");
 }
 
 TEST(Config, WhatMakesNoSenseIsRefusedInASentence) {
