@@ -32,7 +32,7 @@ struct Sampling {
   double repetition_penalty = 1.0;
   double presence_penalty = 0.0;   // subtracted from the logit of a token that came already
   double frequency_penalty = 0.0;  // and this, times how often it came
-  std::vector<std::pair<std::int64_t, float>> logit_bias;
+  std::vector<std::pair<std::int64_t, float>> logit_bias{};
   std::uint64_t seed = 0;  // a request's tokens depend on it, the model and the request alone
 };
 
@@ -57,20 +57,20 @@ struct TokenEvent {
   /// Of the model's own distribution, before penalties, temperature and truncation. NaN for the first token of all,
   /// which nothing came before.
   float logprob = 0;
-  std::vector<TopLogprob> top;     // as many as asked for, best first; of the same numbers as `logprob`
-  std::optional<float> certainty;  // q·x, the mean over GKA layers and heads; and per layer:
-  std::vector<float> layer_certainty;
+  std::vector<TopLogprob> top{};     // as many as asked for, best first; of the same numbers as `logprob`
+  std::optional<float> certainty{};  // q·x, the mean over GKA layers and heads; and per layer:
+  std::vector<float> layer_certainty{};
 };
 
 struct Usage {
   std::int64_t prompt_tokens = 0;  // the memory's tokens included
   std::int64_t completion_tokens = 0;
   std::int64_t remembered_tokens = 0;  // of the prompt (and memory), taken from a snapshot
-  std::string why_not_more;            // one sentence where nothing, or not all that could be, was remembered
+  std::string why_not_more{};          // one sentence where nothing, or not all that could be, was remembered
 };
 
 struct Request {
-  std::vector<std::int64_t> prompt;
+  std::vector<std::int64_t> prompt{};
   Sampling sampling{};
   std::int64_t max_tokens = 16;             // 0: read (and score) the prompt only
   std::int64_t min_tokens = 0;              // what would stop the answer is not drawn before
@@ -89,9 +89,11 @@ struct Request {
 /// Receives what happens to one request, on the engine's thread, in order; must return quickly. A function may be
 /// empty.
 struct Sink {
-  std::function<void(const std::vector<TokenEvent>& prompt)> on_prompt;  // once, when it is read (prompt_logprobs)
-  std::function<void(const TokenEvent& token)> on_token;
-  std::function<void(Finish finish, const Usage& usage, const std::string& error)> on_end;  // exactly once
+  std::function<void(const std::vector<TokenEvent>& prompt)> on_prompt{};  // once, when it is read (prompt_logprobs)
+  std::function<void(const TokenEvent& token)> on_token{};
+  std::function<void(Finish finish, const Usage& usage, const std::string& error)> on_end{};  // exactly once
+  /// With prompt_logprobs: the model's float32 logits after each token of the prompt, in order, one row at a time.
+  std::function<void(std::span<const float> logits)> on_logits{};
 };
 
 struct Stats {
@@ -102,22 +104,22 @@ struct Stats {
 };
 
 struct MemoryInfo {
-  std::string id, name;
+  std::string id{}, name{};
   std::int64_t tokens = 0, state_bytes = 0, cache_bytes = 0, created = 0;  // created: unix seconds
 };
 
 struct EngineOptions {
-  std::int64_t slots = 0;           // sequences at once; 0: what fits
-  std::int64_t context = 0;         // longest sequence; 0: the model's, or what fits
-  std::int64_t step_tokens = 0;     // token budget of one step; 0: the engine's choice
-  std::int64_t snapshot_bytes = 0;  // 0: the engine's choice; -1: none
-  std::int64_t cache_bytes = 0;     // of attention's caches, all sequences together; 0: the engine's choice
-  std::int64_t queue = 1024;        // requests that may wait
-  std::string device, dtype;        // "": automatic
-  std::string weights;              // "": as stored; "int8"
-  std::filesystem::path memories;   // folder; empty: memories live in RAM only
-  bool deterministic = false;       // no answer changes in a single bit with what else runs; slower
-  std::function<void(double fraction)> on_load;
+  std::int64_t slots = 0;            // sequences at once; 0: what fits
+  std::int64_t context = 0;          // longest sequence; 0: the model's, or what fits
+  std::int64_t step_tokens = 0;      // token budget of one step; 0: the engine's choice
+  std::int64_t snapshot_bytes = 0;   // 0: the engine's choice; -1: none
+  std::int64_t cache_bytes = 0;      // of attention's caches, all sequences together; 0: the engine's choice
+  std::int64_t queue = 1024;         // requests that may wait
+  std::string device{}, dtype{};     // "": automatic
+  std::string weights{};             // "": as stored; "int8"
+  std::filesystem::path memories{};  // folder; empty: memories live in RAM only
+  bool deterministic = false;        // no answer changes in a single bit with what else runs; slower
+  std::function<void(double fraction)> on_load{};
 };
 
 /// Why a request was not taken: what a server turns into 400, 404 or 429.

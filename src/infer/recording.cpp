@@ -2,6 +2,7 @@
 
 #ifdef GKA_CUDA_GRAPHS
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDAException.h>
@@ -53,6 +54,13 @@ std::function<void()> Recorder::record(const std::function<void()>& work) {
   return [graph] { graph->replay(); };
 }
 
+std::int64_t free_memory(at::Device device) {
+  const c10::DeviceGuard guard(device);
+  std::size_t free = 0, all = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &all));
+  return static_cast<std::int64_t>(free);
+}
+
 #else
 
 struct Recorder::Parts {};
@@ -61,6 +69,7 @@ bool Recorder::serves(at::Device) { return false; }
 Recorder::Recorder(at::Device) { throw std::logic_error("this build records nothing: it has no CUDA"); }
 Recorder::~Recorder() = default;
 std::function<void()> Recorder::record(const std::function<void()>& work) { return work; }
+std::int64_t free_memory(at::Device) { return std::int64_t{8} << 30; }
 
 #endif
 

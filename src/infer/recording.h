@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -30,5 +31,8 @@ class Recorder {
   struct Parts;
   std::unique_ptr<Parts> parts_;
 };
+
+/// Bytes of memory that nobody uses on a GPU; 8 GiB where this build cannot ask.
+std::int64_t free_memory(at::Device device);
 
 }  // namespace gka::infer

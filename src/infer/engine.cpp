@@ -1,0 +1,331 @@
+// The engine: a mailbox that any thread may fill, and one thread that empties it, steps the scheduler and calls back.
+#include "infer/engine.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "infer/make_engine.h"
+#include "infer/scheduler.h"
+#include "models/checkpoint.h"
+#include "models/dtypes.h"
+
+namespace gka::infer {
+namespace {
+
+constexpr std::int64_t kMostSlots = 256, kLongContext = std::int64_t{1} << 30;
+
+[[noreturn]] void refuse(Refused::Reason reason, const char* field, std::string sentence) {
+  throw Refused(reason, field, std::move(sentence));
+}
+[[noreturn]] void refuse(const char* field, std::string sentence) {
+  refuse(Refused::Reason::bad_request, field, std::move(sentence));
+}
+
+std::string in_words(std::int64_t value) { return std::to_string(value); }
+
+std::int64_t physical_memory() {
+  return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::int64_t>(sysconf(_SC_PAGESIZE));
+}
+
+bool has_gka(const models::ModelConfig& config) { return std::ranges::count(config.layer_types, "GKA") > 0; }
+
+/// Solver steps after which Chebyshev's bound on the error is below what bfloat16 shows; never more than the model's.
+std::int64_t automatic_iterations(const layers::GkaConfig& gka) {
+  const double ratio = std::sqrt((1 + gka.ridge_strength) / gka.ridge_strength);
+  const double shrinks = (ratio - 1) / (ratio + 1);
+  const auto enough = static_cast<std::int64_t>(std::ceil(std::log(2 * 0x1p9) / -std::log(shrinks)));
+  return std::clamp<std::int64_t>(enough, 1, std::max<std::int64_t>(gka.num_iter, 1));
+}
+
+/// What the model was made for, where its configuration says so.
+std::int64_t own_context(const models::ModelConfig& config) {
+  const auto found = config.extra.find("max_position_embeddings");
+  return found != config.extra.end() && found->is_number_integer() ? found->get<std::int64_t>() : kLongContext;
+}
+
+/// Where the options leave it open: as many sequences and as much context as a part of the memory holds.
+SchedulerOptions fitting(const models::Decoder& decoder, const EngineOptions& options) {
+  const bool cpu = decoder.device().is_cpu();
+  const auto memory = cpu ? physical_memory() / 4 : free_memory(decoder.device()) * 8 / 10;
+  SchedulerOptions chosen;
+  auto& pool = chosen.pool;
+  pool.grows = cpu;
+  pool.context = options.context > 0 ? options.context : own_context(decoder.config());
+  auto bytes = sequence_bytes(decoder, pool.context);
+  const auto for_states = bytes.page > 0 ? memory / 4 : memory / 2;
+  pool.slots = options.slots;
+  if (pool.slots == 0) {
+    pool.slots = std::clamp<std::int64_t>(for_states / std::max<std::int64_t>(bytes.state, 1), 1, kMostSlots);
+  }
+  if (bytes.page > 0) {
+    const auto cache = options.cache_bytes > 0 ? options.cache_bytes : memory / 2;
+    pool.pages = std::max<std::int64_t>(1, cache / bytes.page);
+    pool.pages = std::min(pool.pages, pool.slots * pages_for(pool.context));
+    if (options.context == 0) pool.context = std::min(pool.context, pool.pages * kGrid);
+  }
+  chosen.snapshot_bytes = options.snapshot_bytes != 0 ? options.snapshot_bytes : memory / 8;
+  chosen.step_tokens = options.step_tokens > 0 ? options.step_tokens : cpu ? 256 : 8192;
+  chosen.deterministic = options.deterministic;
+  chosen.piece_tokens = cpu || options.deterministic ? kGrid : 2048;
+  chosen.record = !cpu;
+  return chosen;
+}
+
+class EngineOnAThread final : public Engine {
+ public:
+  EngineOnAThread(models::Decoder decoder, const EngineOptions& options)
+      : decoder_(std::move(decoder)), options_(options), fitting_(fitting(decoder_, options)) {
+    std::unique_lock lock(mutex_);
+    thread_ = std::thread([this] { work(); });
+    changed_.wait(lock, [&] { return ready_ || failure_; });
+    if (!failure_) return;
+    lock.unlock();
+    thread_.join();
+    std::rethrow_exception(failure_);
+  }
+
+  ~EngineOnAThread() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = closing_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  RequestId submit(Request request, Sink sink) override {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->tokens = request.prompt;
+    sequence->prompt = std::ssize(sequence->tokens);
+    sequence->request = std::move(request);
+    sequence->sink = std::move(sink);
+    check(*sequence);
+    return post(std::move(sequence));
+  }
+
+  void cancel(RequestId id) override {
+    {
+      const std::lock_guard lock(mutex_);
+      cancelled_.push_back(id);
+    }
+    changed_.notify_all();
+  }
+
+  Stats stats() const override {
+    const std::lock_guard lock(mutex_);
+    auto stats = stats_;
+    stats.waiting += std::ssize(inbox_);
+    return stats;
+  }
+
+  void drain() override {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    changed_.wait(lock, [&] { return idle_ && inbox_.empty(); });
+  }
+
+  MemoryInfo create_memory(std::vector<std::int64_t>, std::string) override { no_memories(); }
+  MemoryInfo fork_memory(const std::string&, std::vector<std::int64_t>, std::string) override { no_memories(); }
+  std::vector<MemoryInfo> memories() const override { return {}; }
+  bool delete_memory(const std::string&) override { return false; }
+
+  std::int64_t vocabulary() const override { return decoder_.config().vocab_size; }
+  std::int64_t context() const override { return fitting_.pool.context; }
+  std::vector<std::int64_t> end_tokens() const override { return decoder_.config().eos_token_id; }
+  std::int64_t iterations() const override {
+    return has_gka(decoder_.config()) ? decoder_.config().mixer.gka.num_iter : 0;
+  }
+
+ private:
+  [[noreturn]] static void no_memories() { refuse("memory", "this engine keeps no memories"); }
+
+  void check(Sequence& sequence) const {
+    const auto& request = sequence.request;
+    if (sequence.tokens.empty()) refuse("prompt", "the prompt is empty; the model needs a token to begin with");
+    const auto check_token = [&](const char* field, std::int64_t token) {
+      if (token >= 0 && token < vocabulary()) return;
+      refuse(field, std::string(field) + " has the token " + in_words(token) + ", outside the vocabulary of " +
+                        in_words(vocabulary()) + " tokens");
+    };
+    for (const auto token : request.prompt) check_token("prompt", token);
+    for (const auto token : request.stop_tokens) check_token("stop_tokens", token);
+    check_sampling(request.sampling, vocabulary());
+    if (request.max_tokens < 0) {
+      refuse("max_tokens", "max_tokens must be 0 or more, and is " + in_words(request.max_tokens));
+    }
+    if (request.min_tokens < 0 || request.min_tokens > request.max_tokens) {
+      refuse("min_tokens", "min_tokens must be from 0 to max_tokens (" + in_words(request.max_tokens) + "), and is " +
+                               in_words(request.min_tokens));
+    }
+    if (request.top_logprobs < 0 || request.top_logprobs > vocabulary()) {
+      refuse("top_logprobs", "top_logprobs must be from 0 to the vocabulary's " + in_words(vocabulary()) + ", and is " +
+                                 in_words(request.top_logprobs));
+    }
+    for (const auto boundary : request.boundaries) {
+      if (boundary >= 0 && boundary <= std::ssize(request.prompt)) continue;
+      refuse("boundaries", "boundaries has " + in_words(boundary) + ", and the prompt has " +
+                               in_words(std::ssize(request.prompt)) + " tokens");
+    }
+    sequence.iterations = checked_iterations(request);
+    check_length(sequence);
+  }
+
+  std::int64_t checked_iterations(const Request& request) const {
+    const auto& gka = decoder_.config().mixer.gka;
+    if (!request.iterations && !request.auto_iterations) return gka.num_iter;
+    if (iterations() == 0) refuse("iterations", "iterations: the model has no GKA layer that solves");
+    if (request.auto_iterations) return automatic_iterations(gka);
+    if (*request.iterations < 0 || *request.iterations > gka.num_iter) {
+      refuse("iterations", "iterations must be from 0 to the model's own " + in_words(gka.num_iter) + ", and is " +
+                               in_words(*request.iterations));
+    }
+    return *request.iterations;
+  }
+
+  void check_length(const Sequence& sequence) const {
+    const auto prompt = sequence.prompt, most = sequence.request.max_tokens;
+    if (most > context() || prompt > context() - most) {
+      refuse(Refused::Reason::too_long, "prompt",
+             "the prompt's " + in_words(prompt) + " tokens and max_tokens of " + in_words(most) +
+                 " are more than the context of " + in_words(context()) + " tokens");
+    }
+    const auto bytes = sequence_bytes(decoder_, context()).page;
+    if (bytes > 0 && pages_for(prompt + most) > fitting_.pool.pages) {
+      refuse(Refused::Reason::too_long, "prompt",
+             "a sequence of " + in_words(prompt + most) + " tokens needs " +
+                 in_words(pages_for(prompt + most) * bytes) + " bytes of cache, and there are " +
+                 in_words(fitting_.pool.pages * bytes));
+    }
+  }
+
+  RequestId post(std::unique_ptr<Sequence> sequence) {
+    RequestId id = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) refuse(Refused::Reason::stopping, "", "the engine is stopping and takes no new requests");
+      if (std::ssize(inbox_) + stats_.waiting >= options_.queue) {
+        refuse(Refused::Reason::queue_full, "",
+               in_words(options_.queue) + " requests are waiting already; try again later");
+      }
+      id = sequence->id = ++last_id_;
+      inbox_.push_back(std::move(sequence));
+      idle_ = false;
+    }
+    changed_.notify_all();
+    return id;
+  }
+
+  void work() {
+    std::unique_ptr<Scheduler> scheduler;
+    try {
+      scheduler = std::make_unique<Scheduler>(decoder_, fitting_);
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      failure_ = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      ready_ = true;
+      if (scheduler) stats_ = scheduler->stats();
+    }
+    changed_.notify_all();
+    while (scheduler && take_mail(*scheduler)) {
+      try {
+        scheduler->step();
+      } catch (const std::exception& error) {
+        scheduler->end_all(Finish::error, error.what());
+      }
+    }
+    if (scheduler) scheduler->end_all(Finish::cancelled, "");
+  }
+
+  /// Waits for something to do; false: it is over.
+  bool take_mail(Scheduler& scheduler) {
+    std::deque<std::unique_ptr<Sequence>> arrived;
+    std::vector<RequestId> cancelled;
+    {
+      std::unique_lock lock(mutex_);
+      stats_ = scheduler.stats();
+      idle_ = scheduler.idle() && inbox_.empty();
+      if (idle_) changed_.notify_all();
+      changed_.wait(lock, [&] { return closing_ || !scheduler.idle() || !inbox_.empty() || !cancelled_.empty(); });
+      arrived.swap(inbox_);
+      cancelled.swap(cancelled_);
+      stats_.waiting += std::ssize(arrived);
+    }
+    for (auto& sequence : arrived) scheduler.add(std::move(sequence));
+    for (const auto id : cancelled) scheduler.cancel(id);
+    const std::lock_guard lock(mutex_);
+    return !closing_;
+  }
+
+  const models::Decoder decoder_;
+  const EngineOptions options_;
+  const SchedulerOptions fitting_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<Sequence>> inbox_;
+  std::vector<RequestId> cancelled_;
+  Stats stats_{};
+  RequestId last_id_ = 0;
+  bool ready_ = false, stopping_ = false, closing_ = false, idle_ = true;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+at::Device device_of(const std::string& name) {
+  if (name.empty()) return at::hasCUDA() ? at::Device(at::kCUDA) : at::Device(at::kCPU);
+  std::optional<at::Device> device;
+  try {
+    device.emplace(name);
+  } catch (const c10::Error&) {
+    device.reset();
+  }
+  if (!device || !(device->is_cpu() || device->is_cuda())) {
+    throw std::runtime_error("the device is cpu, cuda or cuda:N, and got '" + name + "'");
+  }
+  if (device->is_cuda() && !at::hasCUDA()) {
+    throw std::runtime_error("the device is " + name +
+                             ", and there is no CUDA here: torch was built without it or sees no GPU");
+  }
+  return *device;
+}
+
+std::optional<at::ScalarType> type_of(const std::string& name, at::Device device) {
+  if (name.empty()) return device.is_cpu() ? std::optional(at::kFloat) : std::nullopt;
+  if (const auto dtype = models::dtype_named(name)) return dtype;
+  throw std::runtime_error("the dtype is one of " + models::list_dtypes() + ", and got '" + name + "'");
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> make_engine(models::Decoder decoder, const EngineOptions& options) {
+  return std::make_unique<EngineOnAThread>(std::move(decoder), options);
+}
+
+std::unique_ptr<Engine> Engine::load(const std::filesystem::path& model, const EngineOptions& options) {
+  if (!options.weights.empty()) {
+    throw std::runtime_error("weights are taken as they are stored; '" + options.weights + "' is not built yet");
+  }
+  const auto latest = model / "latest";
+  const bool run = !std::filesystem::exists(model / "config.json") && std::filesystem::exists(latest / "config.json");
+  const auto device = device_of(options.device);
+  if (options.on_load) options.on_load(0);
+  auto decoder = models::load_model(run ? latest : model, {.device = device, .dtype = type_of(options.dtype, device)});
+  if (options.on_load) options.on_load(1);
+  return make_engine(std::move(decoder), options);
+}
+
+}  // namespace gka::infer

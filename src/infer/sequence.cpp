@@ -1,0 +1,42 @@
+#include "infer/sequence.h"
+
+#include <algorithm>
+#include <span>
+
+namespace gka::infer {
+
+Row row_of(Sequence& sequence, const std::vector<std::int64_t>& end_tokens, std::int64_t vocabulary) {
+  const auto& request = sequence.request;
+  Row row{.sampling = &request.sampling,
+          .drawn = static_cast<std::uint64_t>(sequence.generated()),
+          .top = request.top_logprobs};
+  if (request.sampling.repetition_penalty != 1) {
+    if (sequence.seen.empty()) sequence.seen.insert(sequence.tokens.begin(), sequence.tokens.end());
+    row.seen.assign(sequence.seen.begin(), sequence.seen.end());
+  }
+  if (request.sampling.presence_penalty != 0 || request.sampling.frequency_penalty != 0) {
+    row.came.assign(sequence.came.begin(), sequence.came.end());
+  }
+  if (sequence.generated() < request.min_tokens) {
+    row.banned = request.stop_tokens;
+    if (!request.ignore_eos) row.banned.insert(row.banned.end(), end_tokens.begin(), end_tokens.end());
+    std::erase_if(row.banned, [&](auto token) { return token < 0 || token >= vocabulary; });
+  }
+  if (request.filter) {
+    const auto answer = std::span(sequence.tokens).subspan(static_cast<std::size_t>(sequence.prompt));
+    sequence.mask.assign(static_cast<std::size_t>(vocabulary), false);
+    if (request.filter->allowed(answer, sequence.mask)) row.allowed = &sequence.mask;
+    sequence.mask.resize(static_cast<std::size_t>(vocabulary), false);
+  }
+  return row;
+}
+
+Finish finish_of(const Sequence& sequence, const std::vector<std::int64_t>& end_tokens) {
+  const auto token = sequence.tokens.back();
+  const auto& request = sequence.request;
+  if (std::ranges::count(request.stop_tokens, token) > 0) return Finish::stop;
+  if (!request.ignore_eos && std::ranges::count(end_tokens, token) > 0) return Finish::stop;
+  return sequence.generated() >= request.max_tokens ? Finish::length : Finish::none;
+}
+
+}  // namespace gka::infer

@@ -1,0 +1,55 @@
+// One request on its way through the engine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "infer/engine.h"
+#include "infer/pool.h"
+#include "infer/sampling.h"
+
+namespace gka::infer {
+
+using Tokens = std::vector<std::int64_t>;
+
+struct Sequence {
+  RequestId id = 0;
+  Request request;
+  Sink sink;
+  Tokens tokens;                   // the memory's, the prompt's, and those that came
+  std::int64_t prompt = 0;         // how many of them stood there at the start
+  std::int64_t before = 0;         // of those, how many are the memory's
+  std::int64_t iterations = 0;     // of GKA's solver
+  std::set<std::int64_t> marks{};  // grid points where a snapshot is worth it
+  /// Called once the prompt is read, before anything is drawn; for the engine's own requests.
+  std::function<void(Sequence&)> on_read{};
+
+  // While it has a place in the pool:
+  std::int64_t slot = -1;
+  Pages pages{};
+  bool begun = false;
+  std::int64_t read = 0;           // tokens its state has seen
+  models::DecoderState state{};    // until the prompt is read; then the slot holds it
+  at::Tensor hidden{};             // [C], of the last token read
+  std::vector<float> certainty{};  // there, per GKA layer
+  std::vector<TokenEvent> scored{};
+  std::map<std::int64_t, std::int64_t> came{};  // tokens of the answer, and how often
+  std::set<std::int64_t> seen{};                // every token so far, where a penalty asks for it
+  std::vector<bool> mask{};
+  Usage usage{};
+
+  std::int64_t left_to_read() const { return prompt - read; }
+  std::int64_t generated() const { return static_cast<std::int64_t>(tokens.size()) - prompt; }
+};
+
+/// What the next draw of a sequence has to obey. Asks the request's filter.
+Row row_of(Sequence& sequence, const std::vector<std::int64_t>& end_tokens, std::int64_t vocabulary);
+
+/// Whether the token that came last ends the sequence, and how.
+Finish finish_of(const Sequence& sequence, const std::vector<std::int64_t>& end_tokens);
+
+}  // namespace gka::infer
