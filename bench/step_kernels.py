@@ -26,7 +26,7 @@ STEP = 20  # launches that lie at least between the optimisers of two steps
 # In the order in which they are tried: the first that is found in a kernel's name says where it belongs.
 PARTS = [
     ("optimiser, clipping", r"multi_tensor_apply"),
-    ("GKA's operator", r"hopper::|passes::"),
+    ("GKA's operator", r"hopper::"),
     ("attention", r"fmha|flash|cudnn.*sdpa|sdpa"),
     ("short convolutions", r"convolve_runs|differentiate_runs|sum_taps"),
     ("norms of heads (GKA: gated)", r"vectors::norm_rows|vectors::differentiate_rows"),

@@ -1,4 +1,4 @@
-// The passes of the Hopper backward on the host, with the products of backward_tiles.cuh's stand-in, against the
+// The passes of the Hopper backward on the host, with the products of warpgroup.cuh's stand-in, against the
 // reference. What is left out is the solve, which is the plain kernels' here: the passes themselves are then off by the
 // 11 bits of their operands, and by nothing else.
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <utility>
 
 #define cuda cuda_on_host
-#include "kernels/cuda/hopper/backward_passes.cuh"
+#include "kernels/cuda/hopper/bwd_passes.cuh"
 #undef cuda
 
 #include "kernels/cuda_on_host/scratch.h"
@@ -19,7 +19,7 @@
 namespace gka::kernels::test {
 namespace {
 
-namespace passes = cuda_on_host::hopper::passes;
+namespace bwd = cuda_on_host::hopper::bwd;
 using cuda_on_host::Device;
 using cuda_on_host::Plan;
 using cuda_on_host::Segment;
@@ -44,8 +44,8 @@ void advance(const Problem& p, const View& right, std::int64_t columns, const Se
 
 /// States at the start of every half segment, from those of segments, as the forward pass's walk leaves them: divided
 /// by their norms, in float16, swizzled.
-passes::GivenStates state_tiles(const Problem& p, const float* saved, const View& right, std::int64_t columns,
-                                const Plan& plan, const Device& device) {
+bwd::GivenStates state_tiles(const Problem& p, const float* saved, const View& right, std::int64_t columns,
+                             const Plan& plan, const Device& device) {
   const std::int64_t tiles = 2 * plan.count(p) * p.heads, numbers = p.key_dim * columns, size = kDim * kDim;
   const std::int64_t room = 2 * cuda_on_host::segments_of(p) * p.heads;  // kernels ask for it before they know theirs
   auto* const parts = cuda_on_host::allocate<std::uint16_t>(device, room * size);
@@ -63,20 +63,20 @@ passes::GivenStates state_tiles(const Problem& p, const float* saved, const View
     for (std::int64_t i = 0; i < numbers; ++i) {
       const int row = static_cast<int>(i / columns), column = static_cast<int>(i % columns);
       const auto value = static_cast<float>(state[static_cast<std::size_t>(i)] / std::sqrt(square));
-      parts[task * size + passes::Tile::place(kDim, row, column)] = cuda_on_host::float_to_half(value);
+      parts[task * size + bwd::Tile::place(kDim, row, column)] = cuda_on_host::float_to_half(value);
     }
   }
   return {.tiles = parts, .norm = norms};
 }
 
-/// U_c do_c as float32 vectors, from the packages of the solve.
-void take_right_sides(const Problem& p, const Plan& plan, const passes::Scratch& scratch) {
+/// U_c do_c as float32 vectors, from the systems of the solve.
+void take_right_sides(const Problem& p, const Plan& plan, const bwd::Scratch& scratch) {
   for (std::int64_t task = 0; task < 2 * plan.count(p) * p.heads; ++task) {
-    const passes::Place place = passes::place_of(plan.segments[task / p.heads / 2], task / p.heads % 2, task % p.heads);
-    passes::SharedWide rows;
-    rows.take(scratch.packed(task, cuda_on_host::hopper::Package<kDim>::kRhs));
+    const bwd::Place place = bwd::place_of(plan.segments[task / p.heads / 2], task / p.heads % 2, task % p.heads);
+    bwd::SharedWide rows;
+    rows.take(scratch.packed(task, cuda_on_host::hopper::SystemLayout<kDim>::kRhs));
     const auto to = place.field(p, scratch.udo, static_cast<int>(p.key_dim));
-    rows.each([&](const passes::At& at, float x, float y) {
+    rows.each([&](const bwd::At& at, float x, float y) {
       if (at.row >= place.len || at.column >= p.key_dim) return;
       to.at(at.row, at.column)[0] = x * scratch.rows(task).unscale[at.row];
       to.at(at.row, at.column)[1] = y * scratch.rows(task).unscale[at.row];
@@ -84,22 +84,22 @@ void take_right_sides(const Problem& p, const Plan& plan, const passes::Scratch&
   }
 }
 /// ŷ as the solve leaves it: as tiles.
-void leave_tiles(const Problem& p, const Plan& plan, const passes::Scratch& scratch) {
+void leave_tiles(const Problem& p, const Plan& plan, const bwd::Scratch& scratch) {
   for (std::int64_t task = 0; task < 2 * plan.count(p) * p.heads; ++task) {
-    const passes::Place place = passes::place_of(plan.segments[task / p.heads / 2], task / p.heads % 2, task % p.heads);
+    const bwd::Place place = bwd::place_of(plan.segments[task / p.heads / 2], task / p.heads % 2, task % p.heads);
     const auto from = place.field(p, static_cast<const float*>(scratch.y), static_cast<int>(p.key_dim));
-    passes::SharedWide rows;
-    rows.each([&](const passes::At& at, float& x, float& y) {
+    bwd::SharedWide rows;
+    rows.each([&](const bwd::At& at, float& x, float& y) {
       const bool inside = at.row < place.len && at.column < p.key_dim;
       x = inside ? from.at(at.row, at.column)[0] : 0;
       y = inside ? from.at(at.row, at.column)[1] : 0;
     });
-    std::uint32_t tops[passes::kChunk] = {};
+    std::uint32_t tops[cuda_on_host::hopper::kChunk] = {};
     rows.row_tops(tops);
-    rows.store_rows({scratch.y_tiles + task * passes::kChunk * kDim, passes::kChunk},
-                    [&](int row) { return passes::scale_of(tops[row]).up; });
-    for (int c = 0; c < passes::kChunk; ++c) {
-      scratch.y_down[task * passes::kChunk + c] = passes::scale_of(tops[c]).down;
+    rows.store_rows({scratch.y_tiles + task * cuda_on_host::hopper::kChunk * kDim, cuda_on_host::hopper::kChunk},
+                    [&](int row) { return bwd::scale_of(tops[row]).up; });
+    for (int c = 0; c < cuda_on_host::hopper::kChunk; ++c) {
+      scratch.y_down[task * cuda_on_host::hopper::kChunk + c] = bwd::scale_of(tops[c]).down;
     }
   }
 }
@@ -109,11 +109,11 @@ template <DType kType, bool kWide = true>
 void run_passes(const Problem& p, const Saved& saved, const Gradients& out) {
   with_scratch<Device>([&](const Device& device) {
     const Plan plan = cuda_on_host::start_plan(p, device);
-    passes::Scratch given{};
+    bwd::Scratch given{};
     given.h = state_tiles(p, static_cast<const float*>(saved.h), p.k, p.key_dim, plan, device);
     given.u = state_tiles(p, static_cast<const float*>(saved.u), p.v, p.value_dim, plan, device);
     given.solve = {.pace = 1, .headroom = 1, .least_spread = 0, .float32 = kWide};
-    const auto solve_plainly = [&](const passes::Scratch& scratch) {
+    const auto solve_plainly = [&](const bwd::Scratch& scratch) {
       if (!kWide) take_right_sides(p, plan, scratch);
       View vectors{.data = scratch.udo,
                    .dtype = DType::float32,
@@ -127,7 +127,7 @@ void run_passes(const Problem& p, const Saved& saved, const Gradients& out) {
       CudaOnHost::forward(solve, {.o = vectors});
       if (!kWide) leave_tiles(p, plan, scratch);
     };
-    passes::run<passes::Shape<kType, false>>(p, saved, out, plan, device, given, solve_plainly);
+    bwd::run<bwd::Shape<kType, false>>(p, saved, out, plan, device, given, solve_plainly);
   });
 }
 

@@ -80,7 +80,7 @@ struct BackwardWorkspace {
     for (T** lanes : {&x, &y_room, &w, &right, &z, &gk, &rv, &lanes_too}) {
       *lanes = arena.take<T>(s.lanes_of_keys());
     }
-    d_o = arena.take<T>(most(s.lanes_of_keys(), s.lanes_of_values()));
+    d_o = arena.take<T>(max(s.lanes_of_keys(), s.lanes_of_values()));
     dv = arena.take<T>(s.lanes_of_values());
     rows = arena.take<T>(s.rows_of_tokens());
     recall.allocate(arena, op.scores);
@@ -189,7 +189,7 @@ __device__ __noinline__ void add_norm_term(Work<T>& w) {
   move(
       len * kMaxChunk,
       [&](int at) {
-        const int j = at / kMaxChunk, i = at % kMaxChunk, later = most(i, j), earlier = least(i, j);
+        const int j = at / kMaxChunk, i = at % kMaxChunk, later = max(i, j), earlier = min(i, j);
         if (i >= len || own[later] == 0) return T{0};
         const double m = decay.m(earlier, later), beta = t.beta[j];
         const double q =
@@ -494,7 +494,7 @@ __device__ __noinline__ int chunk_starts(const Problem& p, const Segment& segmen
   const std::int64_t end = segment.begin + segment.length;
   int i = 0;
   for (std::int64_t t = segment.begin; t < end; t += s.chunk, ++i) {
-    const int len = static_cast<int>(least<std::int64_t>(s.chunk, end - t));
+    const int len = static_cast<int>(min<std::int64_t>(s.chunk, end - t));
     w.chunk.load(p, segment.batch, t, head, len, {.queries = false, .key_lanes = false});
     key_zeta *= w.chunk.key_decay().zeta[len - 1];
     value_zeta *= w.chunk.values_decay().zeta[len - 1];
@@ -560,7 +560,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     fill(w.d_diagonal, s.dim, 0.0);
     for (int i = chunks - 1; i >= 0; --i) {
       const std::int64_t t = segment.begin + static_cast<std::int64_t>(i) * s.chunk;
-      const int len = static_cast<int>(least<std::int64_t>(s.chunk, segment.begin + segment.length - t));
+      const int len = static_cast<int>(min<std::int64_t>(s.chunk, segment.begin + segment.length - t));
       const bool last = i == chunks - 1;
       double at_end = 0;
       if (!last && s.solves && p.options.decay_keys) at_end += inner_product(w.g_h, w.start_h(i + 1), s.h_size());
@@ -651,7 +651,7 @@ __global__ void __launch_bounds__(kThreads)
       alone([&] { w.inner = at_start; });
     }
     for (std::int64_t t = 0; t < segment.length; t += s.chunk) {
-      const int len = static_cast<int>(least<std::int64_t>(s.chunk, segment.length - t));
+      const int len = static_cast<int>(min<std::int64_t>(s.chunk, segment.length - t));
       if (!nothing) {
         Chunk<T>& chunk = w.chunk;
         chunk.load(p, b, segment.begin + t, head, len, {.queries = false, .value_lanes = true});

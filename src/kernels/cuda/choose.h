@@ -41,7 +41,7 @@ inline constexpr Rule kCarried[] = {
     {[](const Problem& p) { return p.key_dim <= kDim; }, "the Hopper kernels take up to 128 key channels"},
     {[](const Problem& p) { return p.options.iterations <= kMostSteps; },
      "the Hopper kernels take up to 64 iterations"},
-    {[](const Problem& p) { return p.options.chunk == 0 || p.options.chunk == kTokens; },
+    {[](const Problem& p) { return p.options.chunk == 0 || p.options.chunk == kChunk; },
      "the Hopper kernels have chunks of 64 tokens"},
 };
 inline constexpr Rule kExact[] = {

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/thread_block.cuh"
 
 namespace gka::kernels::cuda {
 
@@ -22,7 +22,7 @@ struct Sizes {
   __host__ __device__ int ldv() const { return padded(values) + kApart; }
   __host__ __device__ int lanes_of_keys() const { return dim * kStride; }
   __host__ __device__ int lanes_of_values() const { return values * kStride; }
-  __host__ __device__ int rows_of_tokens() const { return kMaxChunk * most(ldk(), ldv()); }
+  __host__ __device__ int rows_of_tokens() const { return kMaxChunk * max(ldk(), ldv()); }
   __host__ __device__ int h_size() const { return solves ? dim * ldh() : 0; }
   __host__ __device__ int u_size() const { return dim * ldu(); }
 };
@@ -74,7 +74,7 @@ template <typename T>
 __device__ void pack_symmetric(const T* from, int ld, int n, T* to) {
   each(n * n, [&](int at) {
     const int i = at / n, j = at % n;
-    to[at] = (from[most(i, j) * ld + least(i, j)] + from[least(i, j) * ld + most(i, j)]) / 2;
+    to[at] = (from[max(i, j) * ld + min(i, j)] + from[min(i, j) * ld + max(i, j)]) / 2;
   });
 }
 

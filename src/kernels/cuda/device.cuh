@@ -1,4 +1,4 @@
-// What in this folder is CUDA: threads, barriers, shared memory, launches; and in tiles.cuh and plane_tiles.cuh the
+// What in this folder is CUDA: threads, barriers, shared memory, launches; and in tiles.cuh and split_tiles.cuh the
 // tensor cores. The rest is C++ written for one thread block that works together, and tests/kernels/cuda_on_host has a
 // stand-in for these headers with which the same sources run on the host, one "thread" per block.
 #pragma once
@@ -44,9 +44,16 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
                "l"(from));
 }
+/// The same, of zeros where `there` is false.
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+      "l"(from), "r"(there ? 16 : 0)
+      : "memory");
+}
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/// The same of 4, 8 or 16 bytes, of zeros where `there` is false.
+/// The same of 4, 8 or 16 bytes, by way of the first-level cache.
 template <int kBytes>
 __device__ __forceinline__ void copy_async_or_zero(void* to, const void* from, bool there) {
   asm volatile(

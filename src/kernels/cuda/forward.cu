@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
     if (s.remembers) fill(w.u, s.u_size(), T{0});
     double key_zeta = 1, value_zeta = 1;
     for (std::int64_t t = segment.begin; t < end; t += s.chunk) {
-      const int len = static_cast<int>(least<std::int64_t>(s.chunk, end - t));
+      const int len = static_cast<int>(min<std::int64_t>(s.chunk, end - t));
       w.chunk.load(p, segment.batch, t, head, len, {.queries = false, .key_lanes = false});
       if (s.solves) advance<T>(w.chunk, true, w.h, w.rows);
       if (s.remembers) advance<T>(w.chunk, false, w.u, w.rows);

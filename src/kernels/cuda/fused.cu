@@ -1,7 +1,7 @@
 #include "kernels/cuda/fused.h"
 
-#include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/vectors.cuh"
+#include "kernels/cuda/warp_rows.cuh"
 
 namespace gka::kernels::cuda {
 namespace {
@@ -387,17 +387,17 @@ template <DType kType>
 __global__ void __launch_bounds__(kThreads)
     differentiate_gates(const __grid_constant__ Gates g, void* d_projected, float* kept) {
   const int columns = g.count * g.heads;
-  const int rows = most(1, kThreads / columns);             // tokens at a time
+  const int rows = max(1, kThreads / columns);              // tokens at a time
   float* sums = reinterpret_cast<float*>(shared_memory());  // [2][rows][columns]
   for (int first = 0; first < columns; first += kThreads) {
-    const int column = first + thread() % least(columns, kThreads), row = thread() / columns;
+    const int column = first + thread() % min(columns, kThreads), row = thread() / columns;
     const bool mine = column < columns && row < rows;
     float to_bias = 0, to_a_log = 0;
     if (mine) {
       const int kind = column / g.heads, head = column % g.heads;
       const float factor = factor_of(g, kind, head), bias = bias_of(g, kind, head);
       for (std::int64_t start = block() * kStretch; start < g.tokens; start += blocks() * kStretch) {
-        const std::int64_t end = least(start + kStretch, g.tokens);
+        const std::int64_t end = min(start + kStretch, g.tokens);
         for (std::int64_t token = start + row; token < end; token += rows) {
           const float z = read_as<float, kType>(g.projected, token * g.stride + column) + bias;
           const GateValue gate = value_of(g.kinds[kind].gate, z, factor);
@@ -463,11 +463,11 @@ void add_norm(const AddNorm& a, void* sum, void* normed, const Device& device) {
 
 void add_norm_backward(const AddNorm& a, const AddNormGradients& g, const Device& device) {
   with_rows_of(a, device, [&]<typename Type, typename TeamOf>(Type, TeamOf) {
-    const std::int64_t grid = least((a.rows + TeamOf::kTeams - 1) / TeamOf::kTeams,
-                                    static_cast<std::int64_t>(2 * multiprocessors(device.index)));
+    const std::int64_t grid = min((a.rows + TeamOf::kTeams - 1) / TeamOf::kTeams,
+                                  static_cast<std::int64_t>(2 * multiprocessors(device.index)));
     const auto numbers = static_cast<std::size_t>(grid * a.width);
     float* kept = static_cast<float*>(device.allocate(numbers * sizeof(float) + 1));
-    const int shared = most(kSums, static_cast<int>(a.width * sizeof(float)));
+    const int shared = max(kSums, static_cast<int>(a.width * sizeof(float)));
     launch(differentiate_add_norm<Type::type, TeamOf>, grid, shared, device.stream, a, g, kept);
     sum_blocks(static_cast<const float*>(kept), grid, a.width, {.data = g.d_weight, .dtype = DType::float32}, device);
   });
@@ -482,10 +482,10 @@ void gates(const Gates& g, const Device& device) {
 void gates_backward(const Gates& g, void* d_projected, float* d_bias, float* d_a_log, const Device& device) {
   const std::int64_t columns = g.count * g.heads;
   const std::int64_t grid =
-      least((g.tokens + kStretch - 1) / kStretch, static_cast<std::int64_t>(2 * multiprocessors(device.index)));
+      min((g.tokens + kStretch - 1) / kStretch, static_cast<std::int64_t>(2 * multiprocessors(device.index)));
   const auto numbers = static_cast<std::size_t>(2 * grid * columns);
   float* kept = static_cast<float*>(device.allocate(numbers * sizeof(float) + 1));
-  const auto shared = static_cast<int>(2 * most(std::int64_t{kThreads}, columns) * sizeof(float));
+  const auto shared = static_cast<int>(2 * max(std::int64_t{kThreads}, columns) * sizeof(float));
   with_type_of(g.dtype, device, [&](auto type) {
     launch(differentiate_gates<decltype(type)::type>, grid, shared, device.stream, g, d_projected, kept);
   });

@@ -3,7 +3,7 @@
 // over the runs in their order.
 #include "gka/block_kernels.h"
 #include "kernels/cuda/gated_rms_norm_vectors.cuh"
-#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/warp_rows.cuh"
 
 namespace gka::kernels::cuda {
 namespace {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads)
                        std::int64_t rows, T* kept) {
   T weight[TeamOf::kCount], d_weight[TeamOf::kCount] = {};
   read_weight<T, TeamOf>(n, weight);
-  const std::int64_t begin = TeamOf::index() * kRunRows, end = least(begin + kRunRows, rows);
+  const std::int64_t begin = TeamOf::index() * kRunRows, end = min(begin + kRunRows, rows);
   for (std::int64_t row = begin; row < end; ++row) backward_row<T, TeamOf>(n, g, row, weight, d_weight);
 
   T* parts = reinterpret_cast<T*>(shared_memory());  // [kTeams][kSize]

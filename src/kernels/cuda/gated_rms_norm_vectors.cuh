@@ -4,8 +4,8 @@
 #pragma once
 
 #include "gka/block_kernels.h"
-#include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/vectors.cuh"
+#include "kernels/cuda/warp_rows.cuh"
 
 namespace gka::kernels::cuda::vectors {
 

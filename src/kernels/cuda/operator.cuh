@@ -122,7 +122,7 @@ struct Operator {
       const double before = written[c] + (reach == 0 ? 0 : reach * static_cast<double>(key_products[c]));
       const double added = t.beta[c] * static_cast<double>(gram[c * kStride + c]);
       const double cross = gamma == 0 ? 0 : sqrt(t.beta[c]) * sqrt(2 * gamma * (before < 0 ? -before : before));
-      const double top = most(added, cross), a = added / top, b = cross / top;
+      const double top = max(added, cross), a = added / top, b = cross / top;
       const double square = top > 0 ? a * a + (before < 0 ? -b * b : b * b) : 0;
       step_size[c] = top * sqrt(square < 0 ? -square : square);
       step_sign[c] = square < 0 ? -1 : 1;
@@ -132,13 +132,13 @@ struct Operator {
       const double by = decay.m(j, c);
       return by == 0 ? 0 : by * step_size[j];
     };
-    fold_earlier(t.len, from_token, [](double a, double b) { return most(a, b); }, norm);
+    fold_earlier(t.len, from_token, [](double a, double b) { return max(a, b); }, norm);
     const auto inverse = [&](int c) {  // of the largest term, where there is one
       const double top = norm[c];
       return !(top > 0) || !finite(top) ? 0 : top < 0x1p-1000 ? 0x1p+1000 : 1 / top;
     };
     each(t.len, [&](int c) {
-      norm[c] = most(most(0.0, from_state(c)), norm[c]);
+      norm[c] = max(max(0.0, from_state(c)), norm[c]);
       rho[c] = inverse(c);
     });
     double* squares = sigma;

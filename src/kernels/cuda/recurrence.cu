@@ -6,7 +6,7 @@
 // the write), and what sums over columns follows for all tokens of the segment at once.
 #include "kernels/cuda/recurrence.h"
 
-#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/thread_block.cuh"
 
 namespace gka::kernels::cuda {
 namespace {

@@ -27,13 +27,13 @@ struct Plan {
 static __global__ void make_plan(const __grid_constant__ Problem p, Plan plan) {
   double* counts = scratch();
   const std::int64_t share = (p.sequences + kThreads - 1) / kThreads;
-  const std::int64_t from = thread() * share, to = least(from + share, p.sequences);
+  const std::int64_t from = thread() * share, to = min(from + share, p.sequences);
   // Nobody has looked at cu_seqlens: whatever is in it, no token outside the arrays is touched.
   const auto start = [&](std::int64_t n) {
-    return p.cu_seqlens != nullptr ? least(most(p.cu_seqlens[n], std::int64_t{0}), p.tokens) : std::int64_t{0};
+    return p.cu_seqlens != nullptr ? min(max(p.cu_seqlens[n], std::int64_t{0}), p.tokens) : std::int64_t{0};
   };
   const auto length = [&](std::int64_t n) {
-    return p.cu_seqlens != nullptr ? most(start(n + 1) - start(n), std::int64_t{0}) : p.tokens;
+    return p.cu_seqlens != nullptr ? max(start(n + 1) - start(n), std::int64_t{0}) : p.tokens;
   };
   std::int64_t own = 0;
   for (std::int64_t n = from; n < to; ++n) own += (length(n) + kSegment - 1) / kSegment;
@@ -48,7 +48,7 @@ static __global__ void make_plan(const __grid_constant__ Problem p, Plan plan) {
       plan.segments[at] = {.sequence = n,
                            .batch = row,
                            .begin = start(n) + t,
-                           .length = least(kSegment, whole - t),
+                           .length = min(kSegment, whole - t),
                            .last = t + kSegment >= whole};
     }
   }
@@ -122,7 +122,7 @@ inline Sizes sizes_of(const Problem& p) {
   const std::int64_t chunk = p.options.chunk > 0 ? p.options.chunk : kMaxChunk;
   return {.dim = static_cast<int>(p.key_dim),
           .values = remembers ? static_cast<int>(p.value_dim) : 0,
-          .chunk = static_cast<int>(least<std::int64_t>(most<std::int64_t>(chunk, 16), kMaxChunk)),
+          .chunk = static_cast<int>(min<std::int64_t>(max<std::int64_t>(chunk, 16), kMaxChunk)),
           .solves = p.options.part != Part::memory,
           .remembers = remembers};
 }
@@ -148,7 +148,7 @@ inline Plan start_plan(const Problem& p, const Device& device) {
 template <typename T>
 void start_carry(const Problem& p, const Plan& plan, const Device& device, const Carry<T>& c) {
   const std::int64_t tiles = (c.rows * c.columns + kThreads - 1) / kThreads;
-  launch(carry<T>, least<std::int64_t>(p.sequences * p.heads * tiles, 1 << 20), 0, device.stream, p, plan, c);
+  launch(carry<T>, min<std::int64_t>(p.sequences * p.heads * tiles, 1 << 20), 0, device.stream, p, plan, c);
 }
 
 /// A grid of blocks that share tasks, each with a Workspace at the head of its shared memory and an arena behind it.
@@ -173,9 +173,9 @@ Grid plan_grid(Kernel kernel, std::int64_t tasks, const Device& device, Layout&&
   Arena arena{.fast_limit = shared_memory_per_block(device.index) - kHead};
   layout(workspace, arena);
   Grid grid{.shared_bytes = kHead + static_cast<int>(arena.fast_used), .slow_bytes = arena.slow_used};
-  const std::int64_t resident = most(resident_blocks(kernel, grid.shared_bytes), 1);
-  const std::int64_t affordable = most<std::int64_t>(kMostScratch / most<std::int64_t>(grid.slow_bytes, 1), 1);
-  grid.blocks = least(least(tasks, resident * multiprocessors(device.index)), affordable);
+  const std::int64_t resident = max(resident_blocks(kernel, grid.shared_bytes), 1);
+  const std::int64_t affordable = max<std::int64_t>(kMostScratch / max<std::int64_t>(grid.slow_bytes, 1), 1);
+  grid.blocks = min(min(tasks, resident * multiprocessors(device.index)), affordable);
   grid.slow = allocate<char>(device, grid.blocks * grid.slow_bytes);
   return grid;
 }

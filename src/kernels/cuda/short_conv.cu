@@ -6,8 +6,8 @@
 // input gradient is complete W − 1 tokens later, so a run reads that many tokens beyond its end. The gradients of
 // weight and bias are summed per run, per block of runs, and then over the blocks in their order.
 #include "gka/block_kernels.h"
-#include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/short_conv_vectors.cuh"
+#include "kernels/cuda/warp_rows.cuh"
 
 namespace gka::kernels::cuda {
 namespace {
@@ -44,7 +44,7 @@ struct Lane {
 
   __device__ Lane(const ShortConv& k, const Cut& cut, std::int64_t group)
       : first(group * cut.group),
-        channels(static_cast<int>(least(cut.group, k.channels - first))),
+        channels(static_cast<int>(min(cut.group, k.channels - first))),
         skip(kWidth - static_cast<int>(k.width)) {
     typename Raw<T>::type raw[kCount][kWidth + 1];
 #pragma unroll
@@ -177,7 +177,7 @@ struct Run {
 
 __device__ inline Run run_of(const ShortConv& k, const Cut& cut, std::int64_t i) {
   const std::int64_t begin = i % cut.runs_per_row * kRun;
-  return {i / cut.runs_per_row, begin, least(begin + kRun, k.tokens)};
+  return {i / cut.runs_per_row, begin, min(begin + kRun, k.tokens)};
 }
 
 /// One sequence's part of a run.
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kThreads)
   const Run run = run_of(k, cut, task / cut.groups);
   for (std::int64_t t = run.begin; t < run.end;) {
     const Line line = line_of(k, run.row, t);
-    forward_line(k, y, line, t, least(line.end, run.end), own);
+    forward_line(k, y, line, t, min(line.end, run.end), own);
     t = line.end;
   }
 }
@@ -294,7 +294,7 @@ template <typename T, int kGroup, int kWidth>
 __device__ __forceinline__ void backward_line(const ShortConv& k, const ShortConvGradients& g, const Line& line,
                                               const Run& run, std::int64_t from, Lane<T, kGroup, kWidth>& own,
                                               Sums<T, kGroup, kWidth>& sums) {
-  const std::int64_t to = least(line.end, run.end + kWidth - 1);
+  const std::int64_t to = min(line.end, run.end + kWidth - 1);
   read_history(k, line, from, own);
   for (std::int64_t t = from; t < to; t += kAhead) {
     typename Lane<T, kGroup, kWidth>::Input next[kAhead], d_next[kAhead];

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "gka/block_kernels.h"
-#include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/vectors.cuh"
+#include "kernels/cuda/warp_rows.cuh"
 
 namespace gka::kernels::cuda::vectors {
 
@@ -43,7 +43,7 @@ struct Task {
 
 __device__ inline Task task_of(const ShortConv& k, const Cut& cut, std::int64_t run, std::int64_t group) {
   const std::int64_t begin = run % cut.runs_per_row * kRunTokens, channel = group * kGroup + lane() * kOwn;
-  return {run / cut.runs_per_row, begin, least(begin + kRunTokens, k.tokens), channel, channel < k.channels};
+  return {run / cut.runs_per_row, begin, min(begin + kRunTokens, k.tokens), channel, channel < k.channels};
 }
 
 /// An array along a task's tokens, of which 0 is its first; numbers outside the row are 0.
@@ -59,7 +59,7 @@ struct Line {
         first(offset(view, task.row, task.begin, 0) + task.channel),
         stride(static_cast<int>(view.token_stride)),
         begin(task.begin > 0 ? -kPast : 0),
-        end(task.mine ? static_cast<int>(least(k.tokens - task.begin, 2 * kRunTokens)) : -kPast) {}
+        end(task.mine ? static_cast<int>(min(k.tokens - task.begin, 2 * kRunTokens)) : -kPast) {}
 
   __device__ __forceinline__ Held<kType, kOwn> hold(int token) const {
     if (token < begin || token >= end) return {};
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kBackBlock, 2)
     differentiate_runs(const __grid_constant__ ShortConv k, const __grid_constant__ ShortConvGradients g, const Cut cut,
                        float* kept) {
   const std::int64_t run = block() / cut.groups * kBackWarps + warp();
-  Task task = task_of(k, cut, least(run, cut.runs - 1), block() % cut.groups);
+  Task task = task_of(k, cut, min(run, cut.runs - 1), block() % cut.groups);
   if (run >= cut.runs) task.end = task.begin;
   const Taps taps(k, task);
   const Line<kType> from(k, k.x, task), above(k, g.d_y, task), to(k, g.d_x, task);
@@ -365,7 +365,7 @@ inline void backward(const ShortConv& k, const ShortConvGradients& g, const Devi
   constexpr int kKept = kTaps * kGroup * static_cast<int>(sizeof(float));
   float* kept = static_cast<float*>(device.allocate(static_cast<std::size_t>(blocks * kKept)));
   with_heads(k, cut, [&]<typename Type, typename As>(Type, As) {
-    constexpr int kShared = kBackWarps * most(2 * Coming<Type::type>::kBytes, kKept);
+    constexpr int kShared = kBackWarps * max(2 * Coming<Type::type>::kBytes, kKept);
     launch_blocks_of<kBackBlock>(differentiate_runs<Type::type, As::kHeads>, blocks, kShared, device.stream, k, g, cut,
                                  kept);
   });

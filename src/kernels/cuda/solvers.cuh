@@ -11,7 +11,7 @@
 // derivative by the ridge (through A and through the coefficients).
 #pragma once
 
-#include "kernels/cuda/planes.cuh"
+#include "kernels/cuda/split_solver.cuh"
 #include "kernels/schedule.h"
 
 namespace gka::kernels::cuda {
@@ -33,8 +33,8 @@ struct LaneSolver {
   double *ds, *dm;  // its derivatives
   double *dense, *factor, *column;   // of the exact solve
   alignas(16) T lane[8][kMaxChunk];  // numbers per token
-  int in_planes;
-  PlanesSolver planes;
+  int in_parts;
+  SplitSolver planes;
 
   __host__ __device__ void allocate_hot(Arena& arena, const Sizes& sizes, const Options& options, bool keeps_history) {
     kind = options.solver;
@@ -44,8 +44,8 @@ struct LaneSolver {
     adaptive = options.ridge_mode == RidgeMode::adaptive;
     scheduled = 0;
     const bool simple = kind == Solver::chebyshev || kind == Solver::gradient_descent;
-    in_planes = sizeof(T) == 4 && sizes.solves && !records && simple && iterations > 0 && PlanesSolver::suits(dim);
-    if (in_planes) planes.allocate_hot(arena, dim);
+    in_parts = sizeof(T) == 4 && sizes.solves && !records && simple && iterations > 0 && SplitSolver::suits(dim);
+    if (in_parts) planes.allocate_hot(arena, dim);
     if (kind == Solver::exact) {
       factor = arena.take<double>(static_cast<std::int64_t>(dim) * dim);
       column = arena.take<double>(dim);
@@ -76,7 +76,7 @@ struct LaneSolver {
     if (has_schedule(kind)) {
       set_schedule(op);
       if constexpr (sizeof(T) == 4) {
-        if (in_planes && planes.solve(op, right, *this, first)) return first;
+        if (in_parts && planes.solve(op, right, *this, first)) return first;
       }
       return iterate(op, right);
     }

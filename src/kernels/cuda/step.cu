@@ -33,7 +33,7 @@ __device__ std::int64_t iterations_of(const Step& s, std::int64_t b) {
 /// to[j] = finish(j, Σ_d term(d, j)), columns by threads; where there are threads to spare several share a column.
 template <typename T, typename Term, typename Finish>
 __device__ void sum_columns(int rows, int columns, T* parts, Term&& term, Finish&& finish) {
-  const int shares = most(kThreads / columns, 1);
+  const int shares = max(kThreads / columns, 1);
   each(columns * shares, [&](int at) {
     const int j = at % columns;
     T total = 0;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) step_directly(const __grid_constant_
     };
     const double gamma = exp(gate(s.log_decay, 0)), beta = gate(s.beta, 1), alpha = gate(s.alpha, 1);
     const bool writes = beta != 0;  // else nothing is written, whatever k and v hold
-    each(most(dim, values), [&](int i) {
+    each(max(dim, values), [&](int i) {
       if (i < dim) {
         w.q[i] = read<T>(s.q, offset(s.q, b, 0, head) + i);
         w.k[i] = writes ? read<T>(s.k, offset(s.k, b, 0, head) + i) : T{0};

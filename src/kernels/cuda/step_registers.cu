@@ -12,7 +12,7 @@
 
 #include <limits>
 
-#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/thread_block.cuh"
 #include "kernels/schedule.h"
 
 namespace gka::kernels::cuda {

@@ -27,7 +27,7 @@ struct ForwardWorkspace {
     chunk.allocate(arena);
     u = arena.take<T>(s.u_size());
     x_room = arena.take<T>(has_schedule(options.solver) ? 0 : s.lanes_of_keys());
-    o = arena.take<T>(most(s.lanes_of_keys(), s.lanes_of_values()));
+    o = arena.take<T>(max(s.lanes_of_keys(), s.lanes_of_values()));
     rows = arena.take<T>(s.rows_of_tokens());
     recall.allocate(arena, op.scores);
   }
@@ -111,7 +111,7 @@ __device__ void run_tokens(const Problem& p, const Outputs& out, ForwardWorkspac
                            std::int64_t begin, std::int64_t end, std::int64_t head, bool wants_final) {
   const Sizes& s = w.chunk.size;
   for (std::int64_t t = begin; t < end; t += s.chunk) {
-    const int len = static_cast<int>(least<std::int64_t>(s.chunk, end - t));
+    const int len = static_cast<int>(min<std::int64_t>(s.chunk, end - t));
     w.chunk.load(p, b, t, head, len, {});
     if (s.solves) solve_chunk(p, out, w, b, t, head);
     if (out.o.data != nullptr) answer_chunk(p, out, w, b, t, head);

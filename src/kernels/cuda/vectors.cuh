@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <stdexcept>
 
-#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/thread_block.cuh"
 
 namespace gka::kernels::cuda {
 

@@ -2,7 +2,7 @@
 // the solve's right-hand side; the same solve as forward; the gradients.
 #include <algorithm>
 
-#include "kernels/cuda/hopper/backward_passes.cuh"
+#include "kernels/cuda/hopper/bwd_passes.cuh"
 #include "kernels/cuda/hopper/forward.cuh"
 #include "kernels/cuda/hopper/hopper.h"
 
@@ -10,26 +10,26 @@ namespace gka::kernels::cuda::hopper {
 namespace {
 
 /// H and U at the start of every chunk, from float32 states at the start of segments.
-Cut spread(const Problem& p, const Saved& saved, const KeptStates& to, const Device& device) {
-  const auto [cut, fades] = start_pass(p, 1, device);
+Cut start_states(const Problem& p, const Saved& saved, const KeptStates& to, const Device& device) {
+  const auto [cut, updates] = start_pass(p, 1, device);
   const int dim = static_cast<int>(p.key_dim), values = static_cast<int>(p.value_dim);
-  const Walk call{.fades = fades,
-                  .h = {.states = static_cast<float*>(saved.h), .rows = dim, .columns = dim, .spread = to.h},
-                  .u = {.states = static_cast<float*>(saved.u), .rows = dim, .columns = values, .spread = to.u},
-                  .whole_k = whole_units(p.k, p.key_dim),
-                  .whole_v = whole_units(p.v, p.value_dim)};
-  start_walk<true>(p, cut, call, device);
+  const ChunkHCall call{.updates = updates,
+                        .h = {.states = static_cast<float*>(saved.h), .rows = dim, .columns = dim, .chunks = to.h},
+                        .u = {.states = static_cast<float*>(saved.u), .rows = dim, .columns = values, .chunks = to.u},
+                        .whole_k = whole_units(p.k, p.key_dim),
+                        .whole_v = whole_units(p.v, p.value_dim)};
+  start_chunk_h<true>(p, cut, call, device);
   return cut;
 }
 
 /// float32 states at the start of segments, from tiles at the start of chunks.
 __global__ void __launch_bounds__(256)
-    unpack_states(KeyStates tiles, std::int64_t segments, std::int64_t heads, float* to) {
+    unpack_states(ChunkStates tiles, std::int64_t segments, std::int64_t heads, float* to) {
   constexpr int kNumbers = kDim * kWidth;
   for (std::int64_t i = block() * 256 + thread(); i < segments * heads * kNumbers; i += blocks() * 256) {
     const std::int64_t state = i / kNumbers, at = state / heads * 2 * heads + state % heads;
     const int row = static_cast<int>(i % kNumbers / kWidth), column = static_cast<int>(i % kWidth);
-    to[i] = __half2float(tiles.tile(at, kDim)[passes::Tile::place(kDim, row, column)]) * tiles.norm[at];
+    to[i] = __half2float(tiles.tile(at, kDim)[bwd::Tile::place(kDim, row, column)]) * tiles.norm[at];
   }
 }
 
@@ -37,11 +37,11 @@ template <typename Shape>
 void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& out, const Device& device) {
   const KeptStates states = tiles ? kept_states(p, saved)
                                   : KeptStates{.h = room_for_states(p, device, 1), .u = room_for_states(p, device, 1)};
-  const Cut cut = tiles ? start_cut(p, 1, device) : spread(p, saved, states, device);
-  const auto given = [](const KeyStates& of) {
-    return passes::GivenStates{reinterpret_cast<const std::uint16_t*>(of.tiles), of.norm};
+  const Cut cut = tiles ? start_cut(p, 1, device) : start_states(p, saved, states, device);
+  const auto given = [](const ChunkStates& of) {
+    return bwd::GivenStates{reinterpret_cast<const std::uint16_t*>(of.tiles), of.norm};
   };
-  passes::Scratch scratch{};
+  bwd::Scratch scratch{};
   scratch.h = given(states.h);
   scratch.u = given(states.u);
   scratch.trace = states.h.trace;
@@ -52,20 +52,20 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
                    .float32 = false,
                    .reaches = schedules.reaches};
   std::copy_n(schedules.spread, kReaches, scratch.solve.spread);
-  passes::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](const passes::Scratch& of) {
+  bwd::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](const bwd::Scratch& of) {
     const View rhs{.data = of.udo,
                    .dtype = DType::float32,
                    .batch_stride = p.tokens * p.heads * p.key_dim,
                    .token_stride = p.heads * p.key_dim,
                    .head_stride = p.key_dim};
     const SolveCall call{.rhs = rhs, .x = of.y, .tiles = reinterpret_cast<char*>(of.y_tiles), .tile_down = of.y_down};
-    start_solve(p, cut.plan, states.h, call, device, of.packages);
+    start_solve(p, cut.plan, states.h, call, device, of.systems);
   });
 }
 
 bool all_whole(const Problem& p, const Gradients& g) {
   for (const View& view : {p.q, p.k, p.v, g.d_o, g.d_q, g.d_k, g.d_v}) {
-    if (!passes::lies_whole(view, p.q.dtype)) return false;
+    if (!bwd::lies_whole(view, p.q.dtype)) return false;
   }
   return true;
 }
@@ -75,8 +75,8 @@ void run(const Problem& p, const Saved& saved, bool tiles, const Gradients& out,
   const bool whole = p.key_dim == 128 && p.value_dim == 128 && all_whole(p, out);
   with_type(p, [&](auto type) {
     constexpr DType kType = decltype(type)::type;
-    whole ? run_as<passes::Shape<kType, true>>(p, saved, tiles, out, device)
-          : run_as<passes::Shape<kType, false>>(p, saved, tiles, out, device);
+    whole ? run_as<bwd::Shape<kType, true>>(p, saved, tiles, out, device)
+          : run_as<bwd::Shape<kType, false>>(p, saved, tiles, out, device);
   });
 }
 
@@ -86,7 +86,7 @@ bool keeps_tiles(const Problem& p) { return p.key_dim == kDim && p.value_dim == 
 
 void save_tiles(const Problem& p, const Saved& from, const Saved& to, const Device& device) {
   const CurrentDevice current(device.index);
-  spread(p, from, kept_states(p, to), device);
+  start_states(p, from, kept_states(p, to), device);
 }
 
 void restore_states(const Problem& p, const Saved& from, const Saved& to, const Device& device) {

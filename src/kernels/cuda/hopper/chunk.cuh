@@ -12,7 +12,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/hopper/package.cuh"
+#include "kernels/cuda/hopper/system.cuh"
 #include "kernels/cuda/hopper/wgmma.cuh"
 #include "kernels/cuda/segments.cuh"
 
@@ -45,13 +45,13 @@ struct Cut {
 __device__ inline void find_cut(const Problem& p, const Cut& cut) {
   __shared__ std::int64_t sums[2][kThreads];
   const std::int64_t share = (p.sequences + kThreads - 1) / kThreads;
-  const std::int64_t from = thread() * share, to = least(from + share, p.sequences);
+  const std::int64_t from = thread() * share, to = min(from + share, p.sequences);
   // Nobody has looked at cu_seqlens: whatever is in it, no token outside the arrays is touched.
   const auto start = [&](std::int64_t n) {
-    return p.cu_seqlens != nullptr ? least(most(p.cu_seqlens[n], std::int64_t{0}), p.tokens) : std::int64_t{0};
+    return p.cu_seqlens != nullptr ? min(max(p.cu_seqlens[n], std::int64_t{0}), p.tokens) : std::int64_t{0};
   };
   const auto length = [&](std::int64_t n) {
-    return p.cu_seqlens != nullptr ? most(start(n + 1) - start(n), std::int64_t{0}) : p.tokens;
+    return p.cu_seqlens != nullptr ? max(start(n + 1) - start(n), std::int64_t{0}) : p.tokens;
   };
   const auto segments = [&](std::int64_t n) { return (length(n) + kSegment - 1) / kSegment; };
   const auto groups = [&](std::int64_t n) { return (segments(n) + cut.per_group - 1) / cut.per_group; };
@@ -68,13 +68,13 @@ __device__ inline void find_cut(const Problem& p, const Cut& cut) {
   }
   std::int64_t segment = sums[0][thread()] - own[0], group = sums[1][thread()] - own[1];
   for (std::int64_t n = from; n < to; ++n) {
-    cut.plan.begin[n] = least(segment, cut.plan.most);
-    cut.group_begin[n] = least(group, cut.room);
+    cut.plan.begin[n] = min(segment, cut.plan.most);
+    cut.group_begin[n] = min(group, cut.room);
     segment += segments(n), group += groups(n);
   }
   if (thread() == 0) {
-    cut.plan.begin[p.sequences] = least(sums[0][kThreads - 1], cut.plan.most);
-    cut.group_begin[p.sequences] = least(sums[1][kThreads - 1], cut.room);
+    cut.plan.begin[p.sequences] = min(sums[0][kThreads - 1], cut.plan.most);
+    cut.group_begin[p.sequences] = min(sums[1][kThreads - 1], cut.room);
   }
   sync();
   const auto owner = [&](const std::int64_t* begin, std::int64_t at) {  // the last sequence that begins at or before
@@ -90,13 +90,13 @@ __device__ inline void find_cut(const Problem& p, const Cut& cut) {
     cut.plan.segments[at] = {.sequence = n,
                              .batch = p.cu_seqlens != nullptr ? 0 : n,
                              .begin = start(n) + t,
-                             .length = least(kSegment, whole - t),
+                             .length = min(kSegment, whole - t),
                              .last = t + kSegment >= whole};
   }
   for (std::int64_t at = thread(); at < cut.group_begin[p.sequences]; at += kThreads) {
     const std::int64_t n = owner(cut.group_begin, at), first = (at - cut.group_begin[n]) * cut.per_group;
     cut.groups[at] = {.segment = cut.plan.begin[n] + first,
-                      .count = static_cast<int>(least<std::int64_t>(cut.per_group, segments(n) - first))};
+                      .count = static_cast<int>(min<std::int64_t>(cut.per_group, segments(n) - first))};
   }
 }
 
@@ -110,17 +110,17 @@ __device__ inline Stretch tokens_of(const Cut& cut, const Group& group) {
 }
 __device__ inline Stretch tokens_of(const Plan& plan, int slot) {
   const Segment s = plan.segments[slot / 2];
-  const int skip = slot % 2 * kTokens;
-  return {s.batch, s.begin + skip, least<std::int64_t>(s.length - skip, kTokens)};
+  const int skip = slot % 2 * kChunk;
+  return {s.batch, s.begin + skip, min<std::int64_t>(s.length - skip, kChunk)};
 }
 /// The same where sequences are not packed: nobody needs a plan then.
 __device__ inline Stretch tokens_of_row(const Problem& p, int slot) {
-  const int slots = 2 * static_cast<int>((p.tokens + kSegment - 1) / kSegment), begin = slot % slots * kTokens;
-  return {slot / slots, begin, least<std::int64_t>(p.tokens - begin, kTokens)};
+  const int slots = 2 * static_cast<int>((p.tokens + kSegment - 1) / kSegment), begin = slot % slots * kChunk;
+  return {slot / slots, begin, min<std::int64_t>(p.tokens - begin, kChunk)};
 }
 /// The part of a stretch that is its chunk i.
 __device__ inline Stretch chunk_of(const Stretch& whole, int i) {
-  return {whole.batch, whole.begin + i * kTokens, least<std::int64_t>(whole.length - i * kTokens, kTokens)};
+  return {whole.batch, whole.begin + i * kChunk, min<std::int64_t>(whole.length - i * kChunk, kChunk)};
 }
 
 /// Tasks, slots and heads are counted in 32 bits, of which a task's tiles in memory are room enough: a division of 64
@@ -154,13 +154,13 @@ __device__ __forceinline__ float add_quad(float value) {
 
 // ---- Gates ------------------------------------------------------------------------------------------------------
 
-/// A chunk's gates, as find_fades (states.cuh) leaves them.
+/// A chunk's gates, as chunk_gates (states.cuh) leaves them.
 struct alignas(16) Gates {
-  double g[kTokens];         // Σ_{i≤c} log γ_i
-  double log_beta[kTokens];  // kLogZero for 0 and for what is not a number
+  double g[kChunk];         // Σ_{i≤c} log γ_i
+  double log_beta[kChunk];  // kLogZero for 0 and for what is not a number
   // For sums over pairs of tokens, in float32: M_jc = exp(since[c] − since[j]) for from[c] ≤ j ≤ c, else 0.
-  float since[kTokens];   // Σ log γ_i over the tokens after from[c]
-  int from[kTokens];      // the last token with γ = 0, or 0
+  float since[kChunk];    // Σ log γ_i over the tokens after from[c]
+  int from[kChunk];       // the last token with γ = 0, or 0
   std::uint64_t forgets;  // which tokens have γ = 0
   std::uint64_t bad;      // whose gates are not numbers
 };
@@ -170,7 +170,7 @@ __device__ inline std::uint64_t lost_tokens(std::uint64_t forgets, std::uint64_t
   if (bad == 0 && !before) return 0;
   std::uint64_t lost = 0;
   bool reached = before;
-  for (int c = 0; c < kTokens; ++c) {
+  for (int c = 0; c < kChunk; ++c) {
     reached = (reached && (forgets >> c & 1) == 0) || (bad >> c & 1) != 0;
     lost |= static_cast<std::uint64_t>(reached) << c;
   }
@@ -213,14 +213,14 @@ __device__ __forceinline__ bool all_finite(const uint4& unit) {
 /// threads thread t has units t, t + kCount, … of the tile, row by row.
 template <int kColumns, int kCount = kWarpgroup>
 struct TokenRows {
-  static constexpr int kUnits = kColumns / 8, kOwn = kTokens * kUnits / kCount;
+  static constexpr int kUnits = kColumns / 8, kOwn = kChunk * kUnits / kCount;
   uint4 unit[kOwn];
 
   static constexpr int kRowsApart = kCount / kUnits;
   __device__ static int row(int i) { return thread() / kUnits + i * kRowsApart; }
   __device__ static int column() { return thread() % kUnits; }  // in units
   /// Of unit i in a tile: the rows are multiples of 8 apart, so the swizzle is the same for all.
-  __device__ static int place(int i) { return unit_at(thread() / kUnits, column(), kTokens) + i * kRowsApart * 128; }
+  __device__ static int place(int i) { return unit_at(thread() / kUnits, column(), kChunk) + i * kRowsApart * 128; }
 
   /// Where this thread's units come from.
   struct Source {
@@ -320,9 +320,9 @@ struct TokenRows {
       constexpr unsigned kUnsigned = 0x7fff7fffu;
       const unsigned both = __vmaxu2(__vmaxu2(unit[i].x & kUnsigned, unit[i].y & kUnsigned),
                                      __vmaxu2(unit[i].z & kUnsigned, unit[i].w & kUnsigned));
-      unsigned top = most(both & 0xffffu, both >> 16);
+      unsigned top = max(both & 0xffffu, both >> 16);
 #pragma unroll
-      for (int reach = kUnits / 2; reach > 0; reach /= 2) top = most(top, __shfl_xor_sync(0xffffffffu, top, reach));
+      for (int reach = kUnits / 2; reach > 0; reach /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, reach));
       const std::uint32_t bits = float_to_bits(to_float<kType>(static_cast<std::uint16_t>(top))) & 0x7f800000u;
       const bool usual = bits > 0x01000000u && bits < 0x7e000000u;
       const float by = usual ? bits_to_float(0x7f000000u - bits) : 1;
@@ -405,7 +405,7 @@ std::int64_t blocks_of(void (*kernel)(Parameters...), std::int64_t tasks, int sh
   check(
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, static_cast<std::size_t>(shared_bytes)),
       "asking for occupancy");
-  return least<std::int64_t>(tasks, most(resident, 1) * multiprocessors(device));
+  return min<std::int64_t>(tasks, max(resident, 1) * multiprocessors(device));
 }
 
 template <int kBlock = kWarpgroup, typename... Parameters, typename... Arguments>
@@ -421,7 +421,7 @@ void start(void (*kernel)(Parameters...), std::int64_t tasks, int shared_bytes, 
 /// Room for segments, and groups of up to `per_group` of them.
 inline Cut room_for_cut(const Problem& p, int per_group, const Device& device) {
   const std::int64_t segments = segments_of(p), length = kSegment * per_group;
-  const std::int64_t groups = p.cu_seqlens != nullptr ? least(segments, p.tokens / length + p.sequences)
+  const std::int64_t groups = p.cu_seqlens != nullptr ? min(segments, p.tokens / length + p.sequences)
                                                       : p.batch * ((p.tokens + length - 1) / length);
   return {.plan = {.segments = allocate<Segment>(device, segments),
                    .begin = allocate<std::int64_t>(device, p.sequences + 1),

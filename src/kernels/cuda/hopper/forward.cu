@@ -1,5 +1,5 @@
-// Forward: what every group of segments adds to the states; the states carried from group to group; H spread over the
-// chunks; every chunk solved; the answers.
+// Forward: what every group of segments adds to the states; the states carried from group to group; H and U at the
+// start of every chunk; every chunk solved; o.
 #include "kernels/cuda/hopper/forward.cuh"
 
 #include "kernels/cuda/hopper/hopper.h"
@@ -16,38 +16,38 @@ int segments_per_group(const Problem& p) {
   return per_group;
 }
 
-/// The packages of a forward pass, in scratch, and ‖H_t‖_F for every token.
-char* start_prepare(const Problem& p, const Plan& plan, const Gates* gates, const KeyStates& states, double* norm,
+/// The systems of a forward pass, in scratch, and ‖H_t‖_F for every token.
+char* start_systems(const Problem& p, const Plan& plan, const Gates* gates, const ChunkStates& states, double* norm,
                     const Device& device) {
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   const std::int64_t tasks = 2 * segments_of(p) * p.heads;
-  auto* const packages = allocate<char>(device, tasks * Package<kDim>::kBytes);
+  auto* const systems = allocate<char>(device, tasks * SystemLayout<kDim>::kBytes);
   with_type(p, [&](auto type) {
-    start(prepare<kDim, decltype(type)::type>, tasks, kPrepareBytes<kDim>, device, p, plan, gates, states, norm,
-          schedules, packages, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
+    start(chunk_system<kDim, decltype(type)::type>, tasks, kSystemBytes<kDim>, device, p, plan, gates, states, norm,
+          schedules, systems, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
   });
-  return packages;
+  return systems;
 }
 
 }  // namespace
 
 void forward(const Problem& p, const Outputs& out, const Device& device) {
   const CurrentDevice current(device.index);
-  const auto [cut, fades] = start_pass(p, segments_per_group(p), device);
+  const auto [cut, updates] = start_pass(p, segments_per_group(p), device);
   const std::int64_t groups = cut.room * p.heads, per_token = p.batch * p.tokens * p.heads;
   const std::int64_t slots = 2 * segments_of(p) * p.heads;
   const int dim = static_cast<int>(p.key_dim), width = static_cast<int>(p.value_dim);
   auto* const h = allocate<float>(device, groups * dim * dim);
   auto* const u = allocate<float>(device, groups * dim * width);
   auto* const zeta = allocate<float>(device, groups);
-  Walk call{.fades = fades,
-            .h = {.states = h, .rows = dim, .columns = dim},
-            .u = {.states = u, .rows = dim, .columns = width},
-            .zeta = zeta,
-            .skip_last = out.h == nullptr && out.u == nullptr,
-            .whole_k = whole_units(p.k, p.key_dim),
-            .whole_v = whole_units(p.v, p.value_dim)};
-  start_walk<false>(p, cut, call, device);
+  ChunkHCall call{.updates = updates,
+                  .h = {.states = h, .rows = dim, .columns = dim},
+                  .u = {.states = u, .rows = dim, .columns = width},
+                  .zeta = zeta,
+                  .skip_last = out.h == nullptr && out.u == nullptr,
+                  .whole_k = whole_units(p.k, p.key_dim),
+                  .whole_v = whole_units(p.v, p.value_dim)};
+  start_chunk_h<false>(p, cut, call, device);
   const GroupStates of_h{.parts = h,
                          .start = static_cast<const float*>(p.h0),
                          .end = static_cast<float*>(out.h),
@@ -63,33 +63,33 @@ void forward(const Problem& p, const Outputs& out, const Device& device) {
   start<256>(carry_groups, elements / 256, 0, device, p, cut, of_h, of_u, static_cast<const float*>(zeta));
   if (out.saved.h != nullptr && keeps_tiles(p)) {
     const KeptStates kept = kept_states(p, out.saved);
-    call.h.spread = kept.h;
-    call.u.spread = kept.u;
+    call.h.chunks = kept.h;
+    call.u.chunks = kept.u;
   } else {
-    call.h.spread = room_for_states(p, device, 1);
+    call.h.chunks = room_for_states(p, device, 1);
     call.h.saved = static_cast<float*>(out.saved.h);
-    call.u.spread = room_for_states(p, device, (width + kWidth - 1) / kWidth);
+    call.u.chunks = room_for_states(p, device, (width + kWidth - 1) / kWidth);
     call.u.saved = static_cast<float*>(out.saved.u);
   }
-  start_walk<true>(p, cut, call, device);
+  start_chunk_h<true>(p, cut, call, device);
   auto* const norm = out.saved.norm != nullptr ? out.saved.norm : allocate<double>(device, per_token);
-  const char* const packages = start_prepare(p, cut.plan, fades.gates, call.h.spread, norm, device);
+  const char* const systems = start_systems(p, cut.plan, updates.gates, call.h.chunks, norm, device);
   const SolveCall queries{.rhs = p.q,
                           .x = static_cast<float*>(out.saved.x),
                           .z = allocate<uint4>(device, slots * kDim / 8 * kWarpgroup),
-                          .z_scale = allocate<float>(device, slots * kTokens)};
-  start_solve<true>(p, cut.plan, call.h.spread, queries, device, packages);
-  const RecallCall answers{.o = out.o,
-                           .packages = packages,
-                           .z = queries.z,
-                           .z_scale = queries.z_scale,
-                           .states = call.u.spread,
-                           .whole_v = call.whole_v,
-                           .o_pairs = whole_pairs(out.o, p.value_dim),
-                           .whole_o = out.o.dtype == p.q.dtype && whole_units(out.o, p.value_dim)};
+                          .z_scale = allocate<float>(device, slots * kChunk)};
+  start_solve<true>(p, cut.plan, call.h.chunks, queries, device, systems);
+  const OutputCall output{.o = out.o,
+                          .systems = systems,
+                          .z = queries.z,
+                          .z_scale = queries.z_scale,
+                          .states = call.u.chunks,
+                          .whole_v = call.whole_v,
+                          .o_pairs = whole_pairs(out.o, p.value_dim),
+                          .whole_o = out.o.dtype == p.q.dtype && whole_units(out.o, p.value_dim)};
   with_type(p, [&](auto type) {
-    start(recall<kDim, decltype(type)::type>, slots * answers.states.across, kRecallBytes<kDim>, device, p, cut.plan,
-          answers);
+    start(chunk_o<kDim, decltype(type)::type>, slots * output.states.across, kOutputBytes<kDim>, device, p, cut.plan,
+          output);
   });
 }
 

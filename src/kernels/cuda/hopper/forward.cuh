@@ -1,7 +1,7 @@
 // The kernels of the forward pass in the order in which they run, for the host; the backward pass reuses the pieces.
 #pragma once
 
-#include "kernels/cuda/hopper/recall.cuh"
+#include "kernels/cuda/hopper/chunk_o.cuh"
 
 namespace gka::kernels::cuda::hopper {
 
@@ -13,7 +13,7 @@ void with_type(const Problem& p, Body&& body) {
 }
 
 /// Room for the states of `across` blocks of 128 columns at the start of every chunk.
-inline KeyStates room_for_states(const Problem& p, const Device& device, int across) {
+inline ChunkStates room_for_states(const Problem& p, const Device& device, int across) {
   const std::int64_t slots = 2 * segments_of(p) * p.heads;
   return {.tiles = allocate<__half>(device, slots * across * kDim * kWidth),
           .norm = allocate<float>(device, slots * across),
@@ -22,7 +22,7 @@ inline KeyStates room_for_states(const Problem& p, const Device& device, int acr
 }
 
 struct KeptStates {
-  KeyStates h, u;
+  ChunkStates h, u;
 };
 /// Where tiles lie that are kept for the backward pass: in the room of float32 states, with norms behind those of H.
 inline KeptStates kept_states(const Problem& p, const Saved& saved) {
@@ -36,43 +36,43 @@ inline KeptStates kept_states(const Problem& p, const Saved& saved) {
 /// How a pass begins: the cut, and what its chunks do to a state. In one launch where sequences are not packed.
 struct Beginning {
   Cut cut;
-  Fades fades;
+  StateUpdates updates;
 };
 inline Beginning start_pass(const Problem& p, int per_group, const Device& device) {
   const bool packed = p.cu_seqlens != nullptr;
   const Cut cut = packed ? start_cut(p, per_group, device) : room_for_cut(p, per_group, device);
   const std::int64_t slots = 2 * segments_of(p) * p.heads;
-  const Fades fades{.weight = allocate<float>(device, slots * kTokens),
-                    .chunk = allocate<float2>(device, slots),
-                    .gates = allocate<Gates>(device, slots)};
+  const StateUpdates updates{.weight = allocate<float>(device, slots * kChunk),
+                             .chunk = allocate<float2>(device, slots),
+                             .gates = allocate<Gates>(device, slots)};
   with_type(p, [&](auto type) {
     const std::int64_t tasks = (slots + kWarps - 1) / kWarps + (packed ? 0 : 1);
-    start<kThreads>(find_fades<decltype(type)::type>, tasks, 0, device, p, cut, fades, !packed);
+    start<kThreads>(chunk_gates<decltype(type)::type>, tasks, 0, device, p, cut, updates, !packed);
   });
-  return {cut, fades};
+  return {cut, updates};
 }
 
-/// A walk over H and U.
-template <bool kSpread>
-void start_walk(const Problem& p, const Cut& cut, const Walk& call, const Device& device) {
+/// H and U of groups of segments, or at the start of every chunk.
+template <bool kEveryChunk>
+void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, const Device& device) {
   const std::int64_t across = (p.value_dim + kWidth - 1) / kWidth;
   with_type(p, [&](auto type) {
-    start<kWalkThreads>(walk<kDim, kSpread, decltype(type)::type>, cut.room * p.heads * across,
-                        WalkRoom<kDim, kSpread>::kBytes, device, p, cut, call);
+    start<kChunkHThreads>(chunk_h<kDim, kEveryChunk, decltype(type)::type>, cut.room * p.heads * across,
+                          ChunkHLayout<kDim, kEveryChunk>::kBytes, device, p, cut, call);
   });
 }
 
-/// x for the right-hand side that the packages hold (and the call, for residuals).
+/// x for the right-hand side that the systems hold (and the call, for residuals).
 template <bool kReads = false>
-void start_solve(const Problem& p, const Plan& plan, const KeyStates& states, const SolveCall& call,
-                 const Device& device, const char* packages) {
+void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
+                 const Device& device, const char* systems) {
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   if (p.batch * p.tokens * p.heads == 0) return;
   with_type(p, [&](auto type) {
     constexpr auto kernel = solve<kDim, decltype(type)::type, kReads>;
     const std::int64_t blocks = blocks_of(kernel, 2 * segments_of(p) * p.heads, kSolveBytes<kDim>, device.index);
     auto* const parked = allocate<float4>(device, blocks * kParked<kDim>);
-    start(kernel, blocks, kSolveBytes<kDim>, device, p, plan, states, call, schedules, packages, parked,
+    start(kernel, blocks, kSolveBytes<kDim>, device, p, plan, states, call, schedules, systems, parked,
           whole_pairs(call.rhs, p.key_dim));
   });
 }

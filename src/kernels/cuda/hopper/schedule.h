@@ -82,7 +82,7 @@ inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early,
   s.stages = refined ? kResiduals + 1 : 1;
   s.last[s.stages - 1] = steps;
   // Steps come in pairs, with an empty one in front where their number is odd. After a residual, one step without
-  // products and then an even number. Noise of the steps before a residual fades over those behind it alone, so the
+  // products and then an even number. Noise of the steps before a residual updates over those behind it alone, so the
   // first stages are the shorter ones.
   for (int i = s.stages - 2; i >= 0; --i) {
     const int about = steps * (i + 1) * 2 / 7;

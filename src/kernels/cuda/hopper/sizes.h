@@ -3,7 +3,7 @@
 
 namespace gka::kernels::cuda::hopper {
 
-inline constexpr int kTokens = 64;  // of a chunk
+inline constexpr int kChunk = 64;   // of a chunk
 inline constexpr int kDim = 128;    // key channels
 inline constexpr int kWidth = 128;  // value channels that a pass has at a time
 

@@ -14,8 +14,8 @@
 //   with everything else that is added: t costs nothing, and three iterates never live at once.
 // - Iterates are kept as u_i = ξ_i/g_i with g_i = −(c_i/c) g_{i-1}: products have the same factor in every step.
 // - Where few keys make up H (strong decay, the start of a sequence) its null space dominates x, and rounding
-//   there shows in the few directions that are read. Chunks with such tokens (`needs_refining` of prepare.cuh) get the
-//   whole budget of iterations and, twice on the way, the residual b − (H̃ + a)ξ with iterates and scores in two
+//   there shows in the few directions that are read. Chunks with such tokens (`needs_refining` of chunk_system.cuh) get
+//   the whole budget of iterations and, twice on the way, the residual b − (H̃ + a)ξ with iterates and scores in two
 //   float16 parts; the *same* Chebyshev recurrence then goes on for the error: e_i = ξ_i − ξ_n obeys it with the
 //   residual of ξ_n as right-hand side, e_n = 0 and e_{n-1} = ξ_{n-1} − ξ_n. Nothing is lost by starting
 //   anew, and its first step needs no product. H itself stays rounded: that is a perturbation, the same forward and
@@ -23,16 +23,16 @@
 // - Everything that has a scale (f, η, ζ, β) lives in logarithms until it is a ratio.
 #pragma once
 
-#include "kernels/cuda/hopper/prepare.cuh"
+#include "kernels/cuda/hopper/chunk_system.cuh"
 
 namespace gka::kernels::cuda::hopper {
 
 template <int D>
-inline constexpr int kSolveBytes = 1024 + 2 * D * D * 2 + Package<D>::kBytes;
+inline constexpr int kSolveBytes = 1024 + 2 * D * D * 2 + SystemLayout<D>::kBytes;
 
 /// What a block parks in global memory (where it stays in the second-level cache), in numbers of 16 bytes.
 template <int D>
-inline constexpr int kParked = 5 * kTokens * D / 8;
+inline constexpr int kParked = 5 * kChunk * D / 8;
 
 /// body(both at once, i, offset, is there, is the second there) for each pair of x.
 template <int D, typename Body>
@@ -53,10 +53,10 @@ __device__ __forceinline__ void store_tile(char* tile, float* down, const float 
     std::uint32_t top = 0;
 #pragma unroll
     for (int n = 2 * i; n < D / 2; n += 4) {
-      top = most(top, most(float_to_bits(x[n]) & 0x7fffffffu, float_to_bits(x[n + 1]) & 0x7fffffffu));
+      top = max(top, max(float_to_bits(x[n]) & 0x7fffffffu, float_to_bits(x[n + 1]) & 0x7fffffffu));
     }
-    top = most(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = most(top, __shfl_xor_sync(0xffffffffu, top, 2)) & 0x7f800000u;
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 2)) & 0x7f800000u;
     const bool there = own_row() + 8 * i < length, usual = there && top >= kLeast && top <= kMost;
     up[i] = usual ? bits_to_float(0x7f000000u - top) : 1;
     fine[i] = there && top <= kMost;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void store_tile(char* tile, float* down, const float 
     for (int w = 0; w < 4; ++w) {
       words[w] = fine[w % 2] ? pack_half(x[n + 2 * w] * up[w % 2], x[n + 2 * w + 1] * up[w % 2]) : 0;
     }
-    store_matrices(shared_address(tile + unit_at(row, n / 4 + matrix / 2, kTokens)), words[0], words[1], words[2],
+    store_matrices(shared_address(tile + unit_at(row, n / 4 + matrix / 2, kChunk)), words[0], words[1], words[2],
                    words[3]);
   }
 }
@@ -85,7 +85,7 @@ struct ChunkSolver {
 
   /// u2 ← ξ_i from u1 = ξ_{i-1} and u2 = ξ_{i-2}, all over their g.
   __device__ __forceinline__ void step(float (&u1)[D / 2], float (&u2)[D / 2], float a, float b, float q) const {
-    const std::uint64_t keys = descriptor(k, kTokens * 128), state = descriptor(h, D * 128);
+    const std::uint64_t keys = descriptor(k, kChunk * 128), state = descriptor(h, D * 128);
     std::uint32_t operand[D / 4];
 #pragma unroll
     for (int i = 0; i < D / 4; ++i) operand[i] = pack_half(u1[2 * i], u1[2 * i + 1]);
@@ -96,7 +96,7 @@ struct ChunkSolver {
     hold(u2);
     wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step(keys, s, kTokens), s > 0);
+    for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step(keys, s, kChunk), s > 0);
     wgmma_commit();
 #pragma unroll
     for (int s = 0; s < D / 16; ++s) mma<false, true>(u2, operand + 4 * s, k_major_step(state, s, D));
@@ -130,7 +130,7 @@ struct ChunkSolver {
     hold(u2);
     wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < kTokens / 16; ++s) mma<true, true>(u2, masked + 4 * s, mn_major_step(keys, s));
+    for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(u2, masked + 4 * s, mn_major_step(keys, s));
     wgmma_commit();
     wgmma_wait<0>();
     hold(u2);
@@ -151,7 +151,7 @@ struct ChunkSolver {
   template <typename Mask, typename Finish>
   __device__ __forceinline__ void apply_exactly(const float (&u)[D / 2], float (&out)[D / 2], Mask&& exact_mask,
                                                 Finish&& finish) const {
-    const std::uint64_t keys = descriptor(k, kTokens * 128), state = descriptor(h, D * 128);
+    const std::uint64_t keys = descriptor(k, kChunk * 128), state = descriptor(h, D * 128);
     float scores[32];
     {
       std::uint32_t operand[D / 4];
@@ -161,14 +161,14 @@ struct ChunkSolver {
 #pragma unroll
       for (int s = 0; s < D / 16; ++s) mma<false, true>(out, operand + 4 * s, k_major_step(state, s, D), s > 0);
 #pragma unroll
-      for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step(keys, s, kTokens), s > 0);
+      for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step(keys, s, kChunk), s > 0);
       wgmma_commit();
       wgmma_wait<0>();
 #pragma unroll
       for (int i = 0; i < D / 4; ++i) operand[i] = pack_half_rest(u[2 * i], u[2 * i + 1], operand[i]);
       wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step(keys, s, kTokens));
+      for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step(keys, s, kChunk));
 #pragma unroll
       for (int s = 0; s < D / 16; ++s) mma<false, true>(out, operand + 4 * s, k_major_step(state, s, D));
       wgmma_commit();
@@ -188,7 +188,7 @@ struct ChunkSolver {
     hold(out);
     wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < kTokens / 16; ++s) {
+    for (int s = 0; s < kChunk / 16; ++s) {
       mma<true, true>(out, masked + 4 * s, mn_major_step(keys, s));
       mma<true, true>(out, rest + 4 * s, mn_major_step(keys, s));
     }
@@ -200,15 +200,15 @@ struct ChunkSolver {
 
 template <int D, DType kType, bool kReads>
 __global__ void __launch_bounds__(kWarpgroup, 2)
-    solve(const __grid_constant__ Problem p, Plan plan, KeyStates states, const __grid_constant__ SolveCall call,
-          const __grid_constant__ Schedules schedules, const char* packages, float4* parked, bool rhs_pairs) {
+    solve(const __grid_constant__ Problem p, Plan plan, ChunkStates states, const __grid_constant__ SolveCall call,
+          const __grid_constant__ Schedules schedules, const char* systems, float4* parked, bool rhs_pairs) {
   __shared__ std::uint64_t arrived[4];  // barriers: of the two state buffers, of keys and mask, of the rest
   char* const tiles = aligned_tiles();
   constexpr int kState = D * D * 2;
   char* const k = tiles + 2 * kState;
-  auto* const mask = reinterpret_cast<uint4*>(k + Package<D>::kMask) + thread();
-  auto* const rhs = reinterpret_cast<uint4*>(k + Package<D>::kRhs) + thread();
-  const auto& rows = *reinterpret_cast<const ChunkRows*>(k + Package<D>::kRows);
+  auto* const mask = reinterpret_cast<uint4*>(k + SystemLayout<D>::kMask) + thread();
+  auto* const rhs = reinterpret_cast<uint4*>(k + SystemLayout<D>::kRhs) + thread();
+  const auto& rows = *reinterpret_cast<const SystemRows*>(k + SystemLayout<D>::kRows);
   // This thread's numbers in accumulator order: ξ at the last residual, then the iterate before less that, then q.
   parked += block() * kParked<D> + thread();
   float4* const parked_rest = parked + D / 8 * kWarpgroup;
@@ -218,11 +218,11 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
     bulk_load(tiles + which * kState, states.tile(of, D), kState, &arrived[which]);
   };
   const auto request_keys = [&](std::int64_t of) {
-    bulk_load(k, packages + of * Package<D>::kBytes, Package<D>::kRhs, &arrived[2]);
+    bulk_load(k, systems + of * SystemLayout<D>::kBytes, SystemLayout<D>::kRhs, &arrived[2]);
   };
   const auto request_rows = [&](std::int64_t of) {
-    constexpr int kFrom = Package<D>::kRhs;
-    bulk_load(k + kFrom, packages + of * Package<D>::kBytes + kFrom, Package<D>::kBytes - kFrom, &arrived[3]);
+    constexpr int kFrom = SystemLayout<D>::kRhs;
+    bulk_load(k + kFrom, systems + of * SystemLayout<D>::kBytes + kFrom, SystemLayout<D>::kBytes - kFrom, &arrived[3]);
   };
   std::int64_t task = block();
   if (thread() == 0) {
@@ -234,14 +234,14 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
   // A chunk's state lies in buffer `turn`; the next one's is asked for when a chunk begins, keys and mask when its
   // products are done, right-hand side and rows when its answer has been made: each after a barrier behind which
   // every thread has seen what lay there arrive, and nobody reads it any more.
-  int turn = 0, phase[2] = {0, 0}, phase_package = 0;
+  int turn = 0, phase[2] = {0, 0}, phase_system = 0;
   while (task < tasks) {
     if (thread() == 0 && task + blocks() < tasks) {
       if constexpr (!kReads) bulk_store_wait();  // of the tile that was put together there
       request_state(task + blocks(), 1 - turn);
     }
     ChunkSolver<D> solver{.h = tiles + turn * kState, .k = k, .rhs = rhs, .mask = mask};
-    barrier_wait(&arrived[3], phase_package);
+    barrier_wait(&arrived[3], phase_system);
     const bool empty = rows.chunk.length <= 0, refined = !empty && rows.refined != 0;
     const int which = refined ? 1 : empty ? 0 : rows.schedule;
     const Schedule& schedule = schedules.of[which];
@@ -264,8 +264,8 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
     }
 #pragma unroll
     for (int n = 0; n < D / 2; ++n) u2[n] = 0;
-    barrier_wait(&arrived[2], phase_package);
-    phase_package ^= 1;
+    barrier_wait(&arrived[2], phase_system);
+    phase_system ^= 1;
     if (which >= kFirstReach) {  // m is times the pace of L = 1
       const std::uint32_t faster = pack_half(schedule.faster, schedule.faster);
 #pragma unroll
@@ -393,7 +393,7 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
       for (int i = 0; i < 2; ++i) {
         const RowScale row = scale_of(top[i]);
         scale[i] = row.scale;
-        if (lane() % 4 == 0) call.z_scale[task * kTokens + own_row() + 8 * i] = row.unscale;
+        if (lane() % 4 == 0) call.z_scale[task * kChunk + own_row() + 8 * i] = row.unscale;
       }
       uint4* const z = call.z + task * (D / 8) * kWarpgroup + thread();
 #pragma unroll
@@ -414,12 +414,12 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
       const bool tiled = !empty && !refined;
       char* const tile = tiles + turn * kState;  // its last product is behind a barrier
       if (tiled) {
-        store_tile<D>(tile, call.tile_down + task * kTokens, u1, static_cast<int>(rows.chunk.length));
+        store_tile<D>(tile, call.tile_down + task * kChunk, u1, static_cast<int>(rows.chunk.length));
         publish();
       }
       sync();  // nobody reads the rows any more
       if (thread() == 0 && next < tasks) request_rows(next);
-      if (thread() == 0 && tiled) bulk_store(call.tiles + task * kTokens * D * 2, tile, kTokens * D * 2);
+      if (thread() == 0 && tiled) bulk_store(call.tiles + task * kChunk * D * 2, tile, kChunk * D * 2);
     }
     task = next;
     turn = 1 - turn;

@@ -160,14 +160,22 @@ __device__ __forceinline__ void set_registers() {
 }
 __device__ __forceinline__ void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// One thread: bytes from global to shared memory (both aligned to 16); `barrier` completes its phase with them.
-__device__ __forceinline__ void bulk_load(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
-  const std::uint32_t at = shared_address(barrier);
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+/// Announces bytes, and arrives: the phase completes when they are there.
+__device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+/// One thread: announced bytes from global to shared memory (both aligned to 16).
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
-               "l"(from), "r"(bytes), "r"(at)
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
+}
+/// One thread: the two in one; `barrier` completes its phase with these bytes.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
+  barrier_expect(barrier, bytes);
+  bulk_copy(to, from, bytes, barrier);
 }
 __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, int phase) {
   asm volatile(

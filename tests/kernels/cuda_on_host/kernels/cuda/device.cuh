@@ -47,7 +47,9 @@ template <typename T>
 T from_lane(T value, int) {
   return value;
 }
-inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
+inline void copy_async(void* to, const void* from, bool there = true) {
+  there ? std::memcpy(to, from, 16) : std::memset(to, 0, 16);
+}
 inline void wait_for_copies() {}
 template <int kBytes>
 void copy_async_or_zero(void* to, const void* from, bool there) {

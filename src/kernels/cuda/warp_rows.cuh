@@ -2,7 +2,7 @@
 // load and store is coalesced whatever the row's alignment. On the host a warp is one lane that has them all.
 #pragma once
 
-#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/thread_block.cuh"
 
 namespace gka::kernels::cuda {
 

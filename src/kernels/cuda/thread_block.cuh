@@ -69,11 +69,11 @@ __device__ inline bool finite(T x) {
   return x - x == 0;
 }
 template <typename T>
-__host__ __device__ constexpr T least(T a, T b) {
+__host__ __device__ constexpr T min(T a, T b) {
   return b < a ? b : a;
 }
 template <typename T>
-__host__ __device__ constexpr T most(T a, T b) {
+__host__ __device__ constexpr T max(T a, T b) {
   return a < b ? b : a;
 }
 
@@ -160,7 +160,7 @@ template <typename Body>
 __device__ __forceinline__ void each_run(int tokens, int n, Body&& body) {
   for (int at = thread(); at < (n + kRun - 1) / kRun * kMaxChunk; at += kThreads) {
     const int c = at % kMaxChunk, i = at / kMaxChunk * kRun;
-    if (c < tokens) body(c, i, least(kRun, n - i));
+    if (c < tokens) body(c, i, min(kRun, n - i));
   }
   sync();
 }
@@ -213,7 +213,7 @@ __device__ void copy_lanes(const T* from, int rows, int lanes, T* to) {
 // ---- Memory -----------------------------------------------------------------------------------------------------
 
 /// Room at the head of shared memory for sums across threads.
-inline constexpr int kScratchBytes = 8 * most(kThreads, kMaxChunk * 4);
+inline constexpr int kScratchBytes = 8 * max(kThreads, kMaxChunk * 4);
 __device__ inline double* scratch() { return reinterpret_cast<double*>(shared_memory()); }
 
 /// Hands out a block's arrays: from shared memory while there is some, then from the block's part of global memory
@@ -363,7 +363,7 @@ __device__ double sum(int n, Term&& term) {
   if (thread() < kLast) parts[thread()] = folded;
   sync();
   double total = 0;
-  for (int i = 0; i < least(kLast, kThreads); ++i) total += parts[i];
+  for (int i = 0; i < min(kLast, kThreads); ++i) total += parts[i];
   sync();
   return total;
 }
@@ -414,12 +414,12 @@ __device__ __noinline__ void lane_largest(const T* a, int n, int lanes, T* out) 
 #pragma unroll 8
     for (int i = at / kMaxChunk; i < n; i += kParts) {
       const T value = c < lanes ? a[i * kStride + c] : T{0};
-      top = most(top, value < 0 ? -value : value);
+      top = max(top, value < 0 ? -value : value);
     }
     parts[at] = top;
   });
   each(lanes, [&](int c) {
-    out[c] = most(most(parts[c], parts[kMaxChunk + c]), most(parts[2 * kMaxChunk + c], parts[3 * kMaxChunk + c]));
+    out[c] = max(max(parts[c], parts[kMaxChunk + c]), max(parts[2 * kMaxChunk + c], parts[3 * kMaxChunk + c]));
   });
 }
 
@@ -509,7 +509,7 @@ struct Tile {
   __device__ __forceinline__ void multiply_rows(const T* a, int lda, int rows, const T* b, int ldb, int k) {
     int at[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) at[r] = least(r, rows - 1) * lda;
+    for (int r = 0; r < kRows; ++r) at[r] = min(r, rows - 1) * lda;
     int l = 0;
     for (; l + kVector <= k; l += kVector) {
       Vec<T> block[kRows];
@@ -553,7 +553,7 @@ __device__ __forceinline__ void each_tile(int m, int n, Body&& body) {
   const int across = n / kVector, tiles = (m + kRows - 1) / kRows * across;
   for (int t = thread(); t < tiles; t += kThreads) {
     const int i = t / across * kRows;
-    body(i, least(kRows, m - i), t % across * kVector);
+    body(i, min(kRows, m - i), t % across * kVector);
   }
   sync();
 }
@@ -586,7 +586,7 @@ __device__ __forceinline__ void each_warp_tile(int m, int n, Body&& body) {
   const int across = (n + Tile::kColumns - 1) / Tile::kColumns, tiles = (m + Tile::kRows - 1) / Tile::kRows * across;
   for (int t = warp(); t < tiles; t += kWarps) {
     const int i = t / across * Tile::kRows, j = t % across * Tile::kColumns;
-    body(i, least(Tile::kRows, m - i), j, least(Tile::kColumns, n - j));
+    body(i, min(Tile::kRows, m - i), j, min(Tile::kColumns, n - j));
   }
   sync();
 }
@@ -685,7 +685,7 @@ __device__ __forceinline__ void score_tile(const FromTokens<T>& from, int lanes,
   using Tile = WarpTile<2>;
   const int across = (lanes + Tile::kColumns - 1) / Tile::kColumns, down = t / across;
   const int j = down * Tile::kRows, c = (t + across + 1 - down % across) % across * Tile::kColumns;
-  const int rows = least(Tile::kRows, from.len - j), columns = least(Tile::kColumns, lanes - c);
+  const int rows = min(Tile::kRows, from.len - j), columns = min(Tile::kColumns, lanes - c);
   Vec<T, Tile::kWidth> factor[Tile::kVectors] = {};
   each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) {
     factor[v] = load<Tile::kWidth>(from.mask + (j + r) * kStride + c + l);
@@ -714,7 +714,7 @@ __device__ __forceinline__ void chunk_product_by_warps(int m, int lanes, int k, 
   bool scored = false;
   for (int t = warp(); t < tiles || !scored; t += kWarps) {
     const int i = t / across * Tile::kRows, c = t % across * Tile::kColumns;
-    const int rows = least(Tile::kRows, m - i), columns = least(Tile::kColumns, lanes - c);
+    const int rows = min(Tile::kRows, m - i), columns = min(Tile::kColumns, lanes - c);
     Tile tile;
     tile.clear();
     if (t < tiles) {
@@ -739,7 +739,7 @@ __device__ __forceinline__ void chunk_product_by_warps(int m, int lanes, int k, 
     if (kRoom) ask();
     const Left<T> tokens = from.tokens.from_row(i);
     tile.multiply(tokens.data, tokens.row, tokens.step, rows, from.scores + c, kStride, columns,
-                  least(from.len, c + columns));
+                  min(from.len, c + columns));
     if (!kRoom) ask();
     each_in_tile<Tile>(rows, columns, [&](int v, int r, int l) { finish(i + r, c + l, values_of(tile, v), known[v]); });
   }
@@ -768,7 +768,7 @@ __device__ __forceinline__ void chunk_product_by_threads(int m, int lanes, int k
     const Vec<T> factor = load(scale + c);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) tile.acc[r] = masked(tile.acc[r], factor);
-    tile.multiply(from.tokens.from_row(i), rows, from.scores + c, kStride, least(from.len, c + kVector));
+    tile.multiply(from.tokens.from_row(i), rows, from.scores + c, kStride, min(from.len, c + kVector));
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r < rows) finish(i + r, c, tile.acc[r], early(i + r, c, Width<kVector>{}));

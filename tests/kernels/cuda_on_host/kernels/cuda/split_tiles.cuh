@@ -1,4 +1,4 @@
-// A stand-in for src/kernels/cuda/plane_tiles.cuh: the same three products, a whole tile by the one thread there is.
+// A stand-in for src/kernels/cuda/split_tiles.cuh: the same three products, a whole tile by the one thread there is.
 #pragma once
 
 #include <cstring>
@@ -7,18 +7,18 @@
 
 namespace gka::kernels::cuda {
 
-struct Planes {
+struct SplitArray {
   std::uint16_t *high, *low;
   int ld;
 
-  Planes from(int row, int column) const { return {high + row * ld + column, low + row * ld + column, ld}; }
+  SplitArray from(int row, int column) const { return {high + row * ld + column, low + row * ld + column, ld}; }
   float of(const std::uint16_t* part, int row, int column) const { return half_to_float(part[row * ld + column]); }
 };
 
-inline bool near(const Planes&) { return true; }
+inline bool near(const SplitArray&) { return true; }
 
 template <int kDown>
-struct PlanesTile {
+struct SplitTile {
   static constexpr int kRows = 16 * kDown, kColumns = 16;
   static constexpr int kWidth = 2, kVectors = kRows * kColumns / kWidth;
 
@@ -31,16 +31,16 @@ struct PlanesTile {
   void fold() {}
 
   template <bool kFar>
-  void multiply(const Planes& a, const Planes& b, int k) {
+  void multiply(const SplitArray& a, const SplitArray& b, int k) {
     add(a, k, [&](int l, int j, const std::uint16_t* part) { return b.of(part, j, l); }, b);
   }
-  void multiply_rows(const Planes& a, const Planes& b, int k) {
+  void multiply_rows(const SplitArray& a, const SplitArray& b, int k) {
     add(a, k, [&](int l, int j, const std::uint16_t* part) { return b.of(part, l, j); }, b);
   }
 
  private:
   template <typename Right>
-  void add(const Planes& a, int k, Right&& right, const Planes& b) {
+  void add(const SplitArray& a, int k, Right&& right, const SplitArray& b) {
     for (int l = 0; l < k; ++l) {
       float high[kColumns], low[kColumns];
       for (int j = 0; j < kColumns; ++j) {

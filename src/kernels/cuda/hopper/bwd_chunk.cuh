@@ -2,10 +2,10 @@
 // arrays as tiles.
 #pragma once
 
-#include "kernels/cuda/hopper/backward_tiles.cuh"
+#include "kernels/cuda/hopper/warpgroup.cuh"
 #include "kernels/cuda/segments.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
+namespace gka::kernels::cuda::hopper::bwd {
 
 inline constexpr int kTileBytes = kChunk * kWidth * 2, kStateNumbers = kWidth * kWidth, kStateBytes = kStateNumbers * 2;
 
@@ -54,7 +54,7 @@ __device__ inline Place place_of(const Segment& segment, int half, std::int64_t 
   return {.batch = segment.batch,
           .begin = segment.begin + half * kChunk,
           .head = head,
-          .len = static_cast<int>(least<std::int64_t>(most<std::int64_t>(left, 0), kChunk))};
+          .len = static_cast<int>(min<std::int64_t>(max<std::int64_t>(left, 0), kChunk))};
 }
 
 /// Times a factor; 0 clears, also what is not finite.
@@ -272,7 +272,7 @@ __device__ __forceinline__ void settle_rows(std::uint16_t* tiles, float* down, G
         [](const HalfRow& half) {
           std::uint32_t top = 0;
 #pragma unroll
-          for (const Unit& unit : half.units) top = most(top, largest_of<kType>(unit));
+          for (const Unit& unit : half.units) top = max(top, largest_of<kType>(unit));
           return top;
         },
         [&](int c, int first, const HalfRow& half, std::uint32_t top) {
@@ -300,7 +300,7 @@ __device__ __forceinline__ void weigh_rows(const Tile& to, const Tile& from, Fac
 template <int kArrays>
 __device__ __forceinline__ float normalise(float* (&weights)[kArrays]) {
   std::uint32_t top = 0;
-  for (const float* of : weights) top = most(top, largest_of_tokens(of));
+  for (const float* of : weights) top = max(top, largest_of_tokens(of));
   sync();
   const Scale scale = scale_of(top);
   each_of(kChunk, [&](int c) {
@@ -341,4 +341,4 @@ struct Out {
   }
 };
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd

@@ -1,5 +1,5 @@
 // The iterations of Chebyshev and of gradient descent where their operands are cut into float16 parts once
-// (plane_tiles.cuh): H and the keys per chunk, scores and iterates where they are written. Tokens are rows here,
+// (split_tiles.cuh): H and the keys per chunk, scores and iterates where they are written. Tokens are rows here,
 // channels columns, and a warp has the same 16 channels of the same tokens from the first iteration to the last, in
 // float32.
 //
@@ -9,17 +9,17 @@
 #pragma once
 
 #include "kernels/cuda/operator.cuh"
-#include "kernels/cuda/plane_tiles.cuh"
+#include "kernels/cuda/split_tiles.cuh"
 
 namespace gka::kernels::cuda {
 
 /// The power of two at or below x, a normal number.
 __device__ __forceinline__ float power_below(float x) { return bits_to_float(float_to_bits(x) & 0x7f800000u); }
 
-struct PlanesSolver {
+struct SplitSolver {
   static constexpr float kScores = 0x1p+6f;
 
-  Planes h, k, x, scores;
+  SplitArray h, k, x, scores;
   int out_of_range;
   alignas(16) float key_scale[kMaxChunk];  // κ
   alignas(16) float scale[kMaxChunk];      // ξ
@@ -51,7 +51,7 @@ struct PlanesSolver {
   }
 
  private:
-  __host__ __device__ static Planes take(Arena& arena, int rows, int columns) {
+  __host__ __device__ static SplitArray take(Arena& arena, int rows, int columns) {
     const int ld = columns + kApart;
     std::uint16_t* both = arena.take<std::uint16_t>(2 * rows * ld);
     return {both, both + rows * ld, ld};
@@ -97,7 +97,7 @@ struct PlanesSolver {
   }
 
   template <int kCount>
-  __device__ __forceinline__ static void put_parts(const Planes& to, int row, int column,
+  __device__ __forceinline__ static void put_parts(const SplitArray& to, int row, int column,
                                                    const float (&values)[kCount]) {
     Vec<std::uint16_t, kCount> high, low;
 #pragma unroll
@@ -112,15 +112,15 @@ struct PlanesSolver {
   /// What a warp keeps of its part of the iterates, and of the mask of its scores.
   template <int kDown>
   struct Kept {
-    Vec<float, 2> now[PlanesTile<kDown>::kVectors], before[PlanesTile<kDown>::kVectors];
-    Vec<float, 2> right[PlanesTile<kDown>::kVectors], mask[PlanesTile<1>::kVectors];
+    Vec<float, 2> now[SplitTile<kDown>::kVectors], before[SplitTile<kDown>::kVectors];
+    Vec<float, 2> right[SplitTile<kDown>::kVectors], mask[SplitTile<1>::kVectors];
   };
 
   /// D = 64 kDown: as many tiles as a block on a GPU has warps. kFar: H is in global memory.
   template <int kDown, bool kFar, typename Solver>
   __device__ __noinline__ void iterate(Operator<float>& op, const float* b, const Solver& schedule, float* room) {
-    using Tile = PlanesTile<kDown>;
-    using ScoreTile = PlanesTile<1>;
+    using Tile = SplitTile<kDown>;
+    using ScoreTile = SplitTile<1>;
     constexpr int kDim = 64 * kDown, kAcross = kDim / Tile::kColumns, kOwn = 16 / kWarps;
     const Chunk<float>& t = *op.chunk;
     Kept<kDown> kept[kOwn];
@@ -183,7 +183,7 @@ struct PlanesSolver {
       for (int own = 0; own < kOwn; ++own) {
         Tile& tile = tiles[own];
         tile.multiply_rows(scores.from(first_token(own), 0), k.from(0, first_channel(own)),
-                           least(kMaxChunk, first_token(own) + Tile::kRows));
+                           min(kMaxChunk, first_token(own) + Tile::kRows));
         tile.fold();
 #pragma unroll
         for (int v = 0; v < Tile::kVectors; ++v) {

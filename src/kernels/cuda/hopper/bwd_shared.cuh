@@ -1,11 +1,11 @@
 // What the passes of the backward share: their scratch, states and scores between tokens.
 #pragma once
 
-#include "kernels/cuda/hopper/backward_chunk.cuh"
-#include "kernels/cuda/hopper/package.cuh"
+#include "kernels/cuda/hopper/bwd_chunk.cuh"
 #include "kernels/cuda/hopper/schedule.h"
+#include "kernels/cuda/hopper/system.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
+namespace gka::kernels::cuda::hopper::bwd {
 
 /// Gradients of states as tiles of float16, one for each chunk of a head: the number is `down` times what the tile has,
 /// NaN if the state is lost; none is larger than `top`.
@@ -15,7 +15,7 @@ struct States {
 
   __device__ std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers; }
 };
-/// H or U at the start of each chunk as the forward pass's walk leaves them: divided by their norm, NaN if lost. With
+/// H or U at the start of each chunk as `chunk_h` leaves them: divided by their norm, NaN if lost. With
 /// room for all slots there could be (segments_of): norms of those without a chunk are read, and not used.
 struct GivenStates {
   const std::uint16_t* tiles;
@@ -24,7 +24,7 @@ struct GivenStates {
   __device__ const std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers; }
 };
 
-/// Per-token numbers that `keys` leaves.
+/// Per-token numbers that `bwd_dq_dh` leaves.
 struct alignas(16) Solutions {
   float x_down[kChunk], y_down[kChunk];
   float weight[kChunk];  // w_c
@@ -33,10 +33,10 @@ struct alignas(16) Solutions {
   int any_bad, padding[3];
 };
 
-/// Numbers that a warp of `carry_back` leaves one of for every chunk.
+/// Numbers that a warp of `bwd_carry` leaves one of for every chunk.
 inline constexpr int kPartials = kStateNumbers / 8 / kLanes;
 
-/// What `answers` has to know of the solve.
+/// What `bwd_rhs_du` has to know of the solve.
 struct SolveNumbers {
   float pace, headroom;
   float least_spread;  // chunks with a token below this are refined; 0: none
@@ -48,7 +48,7 @@ struct SolveNumbers {
 /// Scratch of one backward call. A slot is half a segment: 2 · segment + half; a task a slot of a head.
 struct Scratch {
   float *udo, *y;                    // [batch, tokens, heads, D], of refined chunks: U_c do_c, ŷ
-  std::uint16_t* q_tiles;            // [tasks]; k is in the package
+  std::uint16_t* q_tiles;            // [tasks]; k is in the system
   KeptGates* gates;                  // [tasks]
   std::uint16_t *x_tiles, *y_tiles;  // [tasks]; ŷ's comes from the solve where the chunk is not refined, with
   float* y_down;                     // [tasks, kChunk]: by which its rows are to be multiplied, NaN: not finite
@@ -57,7 +57,7 @@ struct Scratch {
   float* zeta;                       // [tasks]: what is left of a state after the slot
   GivenStates h, u;
   const float* trace;  // [tasks]: of H at the start of each chunk
-  char* packages;      // [tasks]: what the solve begins with
+  char* systems;       // [tasks]: what the solve begins with
   SolveNumbers solve;
   float* of_h;               // [tasks]: times H_0/‖H_0‖: the rest of the slot's own part of the gradient of H_0
   States g, r;               // own parts of the gradients of H_0 and U_0, then what arrives, with
@@ -65,10 +65,10 @@ struct Scratch {
   float *g_inner, *r_inner;  // [tasks, kPartials]: parts of ⟨Ḡ', H_0⟩/‖H_0‖ and ⟨R̄', U_0⟩/‖U_0‖
 
   __device__ Unit* packed(std::int64_t task, int bytes) const {
-    return reinterpret_cast<Unit*>(packages + task * Package<kWidth>::kBytes + bytes);
+    return reinterpret_cast<Unit*>(systems + task * SystemLayout<kWidth>::kBytes + bytes);
   }
-  __device__ ChunkRows& rows(std::int64_t task) const {
-    return *reinterpret_cast<ChunkRows*>(packed(task, Package<kWidth>::kRows));
+  __device__ SystemRows& rows(std::int64_t task) const {
+    return *reinterpret_cast<SystemRows*>(packed(task, SystemLayout<kWidth>::kRows));
   }
 };
 
@@ -107,7 +107,7 @@ __device__ __forceinline__ Place place_of_task(const Problem& p, const Plan& pla
     const Segment own{.sequence = 0,
                       .batch = segment / per_row,
                       .begin = begin,
-                      .length = least<std::int64_t>(kSegment, p.tokens - begin),
+                      .length = min<std::int64_t>(kSegment, p.tokens - begin),
                       .last = false};
     return place_of(own, static_cast<int>(slot % 2), head);
   }
@@ -222,4 +222,4 @@ __device__ __forceinline__ void keep(T& to, const T& from) {
   }
 }
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd

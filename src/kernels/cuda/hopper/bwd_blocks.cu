@@ -82,7 +82,7 @@ void copy_columns(void* to, std::int64_t to_width, const void* from, std::int64_
 Problem block_of(Problem p, std::int64_t first) {
   p.v = from_channel(p.v, first);
   p.u0 = nullptr;  // the backward pass starts from what was saved
-  p.value_dim = least(kBlock, p.value_dim - first);
+  p.value_dim = min(kBlock, p.value_dim - first);
   return p;
 }
 
@@ -142,7 +142,7 @@ void backward_in_blocks(const Problem& p, const Saved& saved, const Gradients& o
     if (first == 0) continue;
     for (const Sum& s : sums) {
       const std::int64_t tiles = (s.size() + 255) / 256;
-      launch_blocks_of<256>(add_up, least<std::int64_t>(tiles, 1 << 16), 0, device.stream, s, first + kBlock >= width);
+      launch_blocks_of<256>(add_up, min<std::int64_t>(tiles, 1 << 16), 0, device.stream, s, first + kBlock >= width);
     }
   }
 }

@@ -1,21 +1,21 @@
-// answers: U_c do_c, which is the solve's right-hand side, with all else that the solve of the chunk begins with; and
-// the chunk's own part of the gradient of U_0.
+// bwd_rhs_du: U_c do_c, which is the solve's right-hand side, with all else that the solve of the chunk begins with;
+// and the chunk's own part of the gradient of U_0.
 //
 // Four tiles of shared memory are used in turn for more, so that three blocks fit a multiprocessor: what waits here
 // waits for memory.
 #pragma once
 
-#include "kernels/cuda/hopper/backward_shared.cuh"
+#include "kernels/cuda/hopper/bwd_shared.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
+namespace gka::kernels::cuda::hopper::bwd {
 
-struct AnswersMemory {
+struct RhsShared {
   std::uint16_t v[kTileBytes / 2];  // then ζ_c s m_c
   std::uint16_t d_o[kTileBytes / 2];
   std::uint16_t k[kTileBytes / 2];
   std::uint16_t q[kTileBytes / 2];  // these then 64 rows of U_0 each, and together the gradient of U_0
   Gates gates;
-  Arrival arrival, arrival_rest;
+  BulkBarrier arrival, arrival_rest;
   alignas(8) float m_down[kChunk], weight[kChunk], weight_rest[kChunk];
   // Of the solve, logarithms to base 2: m_cj = 2^(row_c + column_j) for from_c ≤ j ≤ c.
   alignas(8) float row[kChunk], column[kChunk], square[kChunk];  // |k_j|² of the scaled keys
@@ -26,7 +26,7 @@ struct AnswersMemory {
 };
 
 /// The tile of ζ_c s m_c, in place of the values, from x and the tile of queries.
-__device__ __forceinline__ void mix(Wide& x, float scale, AnswersMemory& memory) {
+__device__ __forceinline__ void mix(Wide& x, float scale, RhsShared& memory) {
   Gates& gates = memory.gates;
   {
     const auto of_q =
@@ -45,16 +45,16 @@ __device__ __forceinline__ void mix(Wide& x, float scale, AnswersMemory& memory)
   });
 }
 
-/// Keys and rows of the package, from ‖H_0‖ and tr H_0. `gates.poison` says what of H is lost.
+/// Keys and rows of the system, from ‖H_0‖ and tr H_0. `gates.poison` says what of H is lost.
 template <typename Shape>
 __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch& scratch, std::int64_t task, float eta,
-                                              float trace, AnswersMemory& memory) {
+                                              float trace, RhsShared& memory) {
   Gates& gates = memory.gates;
   const SolveNumbers& solve = scratch.solve;
-  ChunkRows& rows = scratch.rows(task);
+  SystemRows& rows = scratch.rows(task);
   const float log_eta = eta > 0 ? log2f(eta) : kNothing, log_pace = log2f(solve.pace);
   Scores squares;
-  squares.multiply<Lies::by_columns>({memory.k, kChunk}, {memory.k, kChunk});
+  squares.multiply<Major::k>({memory.k, kChunk}, {memory.k, kChunk});
   squares.each([&](const At& at, float a, float b) {
     if (at.column == at.row) memory.square[at.row] = a;
     if (at.column + 1 == at.row) memory.square[at.row] = b;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
     memory.spread[c] = left * (eta > 0 ? trace / eta : 0);
     rows.row[c] = row * kLog2;
     rows.column[c] = column * kLog2;
-    rows.t[c] = solve.pace * most(left, 1e-12f);
+    rows.t[c] = solve.pace * max(left, 1e-12f);
     rows.factor[c] = live ? gates.sigma[c] : lost ? bits_to_float(0x7fc00000u) : 0;
     if (c == 0) rows.chunk = {place.batch, place.begin, place.len};
   });
@@ -95,11 +95,11 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
     a = mask(0);
     b = mask(1);
   });
-  squares.keep(scratch.packed(task, Package<kWidth>::kMask), 0, [](const At&) { return 1.0f; });
+  squares.keep(scratch.packed(task, SystemLayout<kWidth>::kMask), 0, [](const At&) { return 1.0f; });
   squares.row_sums(memory.weight,
                    [&](const At& at, float a, float b) { return a * square.x[at.c] + b * square.x[at.c + 1]; });
   sync();
-  // As `prepare` does: asked of every fourth token.
+  // As `chunk_system` does: asked of every fourth token.
   each_of(place.len, [&](int c) {
     const bool asked = ((c + 1) * 16 + place.len - 1) / place.len * place.len / 16 == c + 1;
     const float spread = memory.weight[c] / solve.pace + memory.spread[c];
@@ -118,8 +118,8 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
 
 template <typename Shape>
 __global__ void __launch_bounds__(kTileThreads, 3)
-    answers(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
-            const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch scratch) {
+    bwd_rhs_du(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
+               const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch scratch) {
   constexpr bool kWhole = Shape::kWhole;
   const std::int64_t task = block();
   const Place place = place_of_task(p, plan, static_cast<unsigned>(task));
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     if (tile_thread() == 0) scratch.rows(task).chunk = {};
     return;
   }
-  auto& memory = *reinterpret_cast<AnswersMemory*>(tile_memory());
+  auto& memory = *reinterpret_cast<RhsShared*>(tile_memory());
   const Sides<kWhole> sides(p);
   Gates& gates = memory.gates;
   const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     read_tokens<kWhole>(x, p, place, static_cast<const float*>(saved.x));
     {
       Scores read;
-      read.multiply<Lies::by_columns>(d_o, v);
+      read.multiply<Major::k>(d_o, v);
       const Fading fading(gates);
       const auto o_down = Scores::of_rows(gates.o_down);
       const auto beta = Scores::of_columns(gates.beta), v_down = Scores::of_columns(gates.v_down),
@@ -180,15 +180,16 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     mix(x, static_cast<float>(p.options.scale), memory);
   }
   sync();
-  const auto request_state = [&](Arrival& arrival, std::uint16_t* to, int half) {  // rows 64 half … of both blocks
+  const auto request_state = [&](BulkBarrier& arrival, std::uint16_t* to, int half) {  // rows 64 half … of both blocks
     const std::uint16_t* from = scratch.u.tile(task) + half * kChunk * 64;
-    arrival.request(Piece{to, from, kTileBytes / 2}, Piece{to + kTileBytes / 4, from + kWidth * 64, kTileBytes / 2});
+    arrival.request(BulkCopy{to, from, kTileBytes / 2},
+                    BulkCopy{to + kTileBytes / 4, from + kWidth * 64, kTileBytes / 2});
   };
   request_state(memory.arrival, memory.q, 0);
-  Scores answer[2];
+  Scores udo[2];
   const bool wide = scratch.solve.float32 || memory.refined;
   {
-    for (int half = 0; half < 2; ++half) answer[half].multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
+    for (int half = 0; half < 2; ++half) udo[half].multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
     sync();
     request_state(memory.arrival_rest, memory.k, 1);
     const auto o_down = Scores::of_rows(gates.o_down), zeta = Scores::of_rows(gates.zeta);
@@ -198,9 +199,9 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     for (int half = 0; half < 2; ++half) {
       (half == 0 ? memory.arrival : memory.arrival_rest).wait(0);
       Scores read;
-      read.multiply<Lies::by_columns>(d_o, half == 0 ? q : k);
+      read.multiply<Major::k>(d_o, half == 0 ? q : k);
       read.row_sums_with(Tile{memory.v + half * kChunk * 64, kChunk}, half == 0 ? memory.weight : memory.weight_rest);
-      answer[half].each_with(read, [&](const At& at, float& a, float& b, float read_a, float read_b) {
+      udo[half].each_with(read, [&](const At& at, float& a, float& b, float read_a, float read_b) {
         const float by = o_down.x[at.r] * u_norm * zeta.x[at.r], factor = left.factor[at.r];
         a = read_a * by + (a * factor + lost.x[at.r]);
         b = read_b * by + (b * factor + lost.x[at.r]);
@@ -208,28 +209,29 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     }
   }
   if (wide) {
-    const Field<float> udo = place.field(p, scratch.udo, sides.dim);
+    const Field<float> rows = place.field(p, scratch.udo, sides.dim);
     for (int half = 0; half < 2; ++half) {
-      answer[half].each([&](const At& at, float a, float b) {
+      udo[half].each([&](const At& at, float a, float b) {
         const int column = at.column + 64 * half;
         if (at.row >= place.len || !(kWhole || column < sides.dim)) return;
-        *reinterpret_cast<Pair*>(udo.at(at.row, column)) = {a, b};
+        *reinterpret_cast<Pair*>(rows.at(at.row, column)) = {a, b};
       });
     }
   }
   // The right-hand side as the solve takes it: rows scaled by powers of two so that float16 holds the iterates.
   {
-    auto tops = answer[0].tops();
-    const auto others = answer[1].tops();
+    auto tops = udo[0].tops();
+    const auto others = udo[1].tops();
     for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) {
-      tops.x[r] = scale_of(float_to_bits(most(tops.x[r], others.x[r]))).up * scratch.solve.headroom;
+      tops.x[r] = scale_of(float_to_bits(max(tops.x[r], others.x[r]))).up * scratch.solve.headroom;
     }
-    answer[0].each_row([&](int row, int r) {
+    udo[0].each_row([&](int row, int r) {
       scratch.rows(task).unscale[row] = 1 / tops.x[r];
       gates.udo_down[row] = wide ? 1 : 1 / tops.x[r];
     });
     for (int half = 0; half < 2; ++half) {
-      answer[half].keep(scratch.packed(task, Package<kWidth>::kRhs), half, [&](const At& at) { return tops.x[at.r]; });
+      udo[half].keep(scratch.packed(task, SystemLayout<kWidth>::kRhs), half,
+                     [&](const At& at) { return tops.x[at.r]; });
     }
   }
   sync();
@@ -253,4 +255,4 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   finish_sending();
 }
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd

@@ -10,17 +10,17 @@
 namespace gka::kernels::cuda {
 
 /// Rows of ld float16 numbers, twice: what a number is rounded to 11 bits, and the rest of it.
-struct Planes {
+struct SplitArray {
   std::uint16_t *high, *low;
   int ld;
 
-  __device__ __forceinline__ Planes from(int row, int column) const {
+  __device__ __forceinline__ SplitArray from(int row, int column) const {
     return {high + row * ld + column, low + row * ld + column, ld};
   }
 };
 
 /// Whether tiles can read them as left or transposed operands.
-__device__ inline bool near(const Planes& planes) { return in_shared(planes.high); }
+__device__ inline bool near(const SplitArray& planes) { return in_shared(planes.high); }
 
 __device__ __forceinline__ void multiply_add_halves(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                                     std::uint32_t b1) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void load_matrices(const std::uint16_t* p, std::uint3
 
 /// 16·kDown rows and 16 columns of a product, by one warp.
 template <int kDown>
-struct PlanesTile {
+struct SplitTile {
   static constexpr int kRows = 16 * kDown, kColumns = 16;
   static constexpr int kWidth = 2, kVectors = 4 * kDown;
 
@@ -76,10 +76,10 @@ struct PlanesTile {
 
   /// += A · B with A(i, l) = a[i][l] and B(l, j) = b[j][l]; a in shared memory, b there too or (kFar) in global memory.
   template <bool kFar>
-  __device__ __forceinline__ void multiply(const Planes& a, const Planes& b, int k) {
-    const Planes left = a.from(lane() % 16, lane() / 16 * 8);
-    const Planes near = b.from(lane() / 16 * 8 + lane() % 8, lane() / 8 % 2 * 8);
-    const Planes far = b.from(lane() / 4, lane() % 4 * 2);
+  __device__ __forceinline__ void multiply(const SplitArray& a, const SplitArray& b, int k) {
+    const SplitArray left = a.from(lane() % 16, lane() / 16 * 8);
+    const SplitArray near = b.from(lane() / 16 * 8 + lane() % 8, lane() / 8 % 2 * 8);
+    const SplitArray far = b.from(lane() / 4, lane() % 4 * 2);
     std::uint32_t high[4], low[4];
     if constexpr (kFar) {
       load_far(far.high, b.ld, high);
@@ -104,8 +104,8 @@ struct PlanesTile {
   }
 
   /// += A · B with B(l, j) = b[l][j], both in shared memory.
-  __device__ __forceinline__ void multiply_rows(const Planes& a, const Planes& b, int k) {
-    const Planes left = a.from(lane() % 16, lane() / 16 * 8), right = b.from(lane() % 16, lane() / 16 * 8);
+  __device__ __forceinline__ void multiply_rows(const SplitArray& a, const SplitArray& b, int k) {
+    const SplitArray left = a.from(lane() % 16, lane() / 16 * 8), right = b.from(lane() % 16, lane() / 16 * 8);
 #pragma unroll 1
     for (int l = 0; l < k; l += 16) {
       std::uint32_t high[4], low[4];
@@ -122,7 +122,7 @@ struct PlanesTile {
     for (int i = 0; i < 4; ++i) to[i] = *reinterpret_cast<const std::uint32_t*>(b + i / 2 * 8 * ld + i % 2 * 8);
   }
 
-  __device__ __forceinline__ void add_step(const Planes& left, int l, const std::uint32_t (&high)[4],
+  __device__ __forceinline__ void add_step(const SplitArray& left, int l, const std::uint32_t (&high)[4],
                                            const std::uint32_t (&low)[4]) {
 #pragma unroll
     for (int d = 0; d < kDown; ++d) {

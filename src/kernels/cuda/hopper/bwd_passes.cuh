@@ -1,9 +1,9 @@
 // The passes of the implicit backward around the second solve, one thread block per chunk and head:
 //
-//   answers    U_c do_c, which is the solve's right-hand side, and the chunk's own part of the gradient of U_0
-//   keys       dq, dα, and the chunk's own part of the gradient of H_0
-//   carry_back what arrives at the end of every chunk from all later ones, along each sequence in reverse
-//   gradients  dk, dv, dβ and dg from the chunk itself and from what arrives
+//   bwd_rhs_du U_c do_c, which is the solve's right-hand side, and the chunk's own part of the gradient of U_0
+//   bwd_dq_dh  dq, dα, and the chunk's own part of the gradient of H_0
+//   bwd_carry  what arrives at the end of every chunk from all later ones, along each sequence in reverse
+//   bwd_dkdv   dk, dv, dβ and dg from the chunk itself and from what arrives
 //
 // With ŷ_c = (H_c + λ_c I)⁻¹ U_c do_c the y_c of docs/mathematics.md is α_c s ŷ_c. All gradients of a token are of the
 // form Σ_{c ≥ j} M_jc (…): masked scores between tokens times tokens, plus what arrives, faded. What is not obvious:
@@ -16,12 +16,12 @@
 // - Rows that are not finite are read as 0; see Gates.
 #pragma once
 
-#include "kernels/cuda/hopper/backward_answers.cuh"
-#include "kernels/cuda/hopper/backward_carry.cuh"
-#include "kernels/cuda/hopper/backward_gradients.cuh"
-#include "kernels/cuda/hopper/backward_keys.cuh"
+#include "kernels/cuda/hopper/bwd_carry.cuh"
+#include "kernels/cuda/hopper/bwd_dkdv.cuh"
+#include "kernels/cuda/hopper/bwd_dq_dh.cuh"
+#include "kernels/cuda/hopper/bwd_rhs_du.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
+namespace gka::kernels::cuda::hopper::bwd {
 
 inline States room_for_states(const Device& device, std::int64_t tasks) {
   return {.tiles = allocate<std::uint16_t>(device, tasks * kStateNumbers),
@@ -30,17 +30,17 @@ inline States room_for_states(const Device& device, std::int64_t tasks) {
 }
 
 /// Queues the carrying of both gradients.
-inline void start_carry_back(const Problem& p, const Plan& plan, const Device& device, const float* zeta,
-                             CarryBack of_u, CarryBack of_h) {
+inline void start_carry(const Problem& p, const Plan& plan, const Device& device, const float* zeta,
+                        CarriedGradient of_u, CarriedGradient of_h) {
   const std::int64_t states = p.sequences * p.heads;
-  for (CarryBack* c : {&of_u, &of_h}) {
+  for (CarriedGradient* c : {&of_u, &of_h}) {
     if (c->start == nullptr) continue;
     float* const largest = allocate<float>(device, states);
     launch_tiles(find_largest, states, 1024, device.stream, static_cast<std::int64_t>(c->rows) * c->columns, c->start,
                  largest);
     c->largest = largest;
   }
-  launch_tiles(carry_back, states * kCarryBlocks, sizeof(CarryMemory), device.stream, p, plan, zeta, of_u, of_h);
+  launch_tiles(bwd_carry, states * kCarryBlocks, sizeof(CarryShared), device.stream, p, plan, zeta, of_u, of_h);
 }
 
 /// Queues a backward pass. `scratch` has H and U already; solve(scratch) queues the solve of
@@ -52,7 +52,7 @@ void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan&
   const int dim = static_cast<int>(p.key_dim), values = static_cast<int>(p.value_dim);
   scratch.udo = allocate<float>(device, tokens * p.key_dim);
   scratch.y = allocate<float>(device, tokens * p.key_dim);
-  scratch.packages = allocate<char>(device, tasks * Package<kWidth>::kBytes);
+  scratch.systems = allocate<char>(device, tasks * SystemLayout<kWidth>::kBytes);
   scratch.q_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
   scratch.gates = allocate<KeptGates>(device, tasks);
   scratch.x_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
@@ -69,33 +69,33 @@ void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan&
   scratch.g_down = allocate<float>(device, tasks);
   scratch.r_down = allocate<float>(device, tasks);
 
-  launch_tiles(answers<Shape>, tasks, sizeof(AnswersMemory), device.stream, p, saved, out, plan, scratch);
+  launch_tiles(bwd_rhs_du<Shape>, tasks, sizeof(RhsShared), device.stream, p, saved, out, plan, scratch);
   solve(scratch);
-  launch_tiles<kTeams>(keys<Shape>, tasks, sizeof(KeysMemory), device.stream, p, saved, out, plan, scratch);
-  start_carry_back(p, plan, device, scratch.zeta,
-                   {.parts = scratch.r,
-                    .down = scratch.r_down,
-                    .start = static_cast<const float*>(out.d_u),
-                    .last = static_cast<float*>(out.d_u0),
-                    .rows = dim,
-                    .columns = values,
-                    .states = scratch.u,
-                    .inner = scratch.r_inner},
-                   {.parts = scratch.g,
-                    .down = scratch.g_down,
-                    .start = static_cast<const float*>(out.d_h),
-                    .last = static_cast<float*>(out.d_h0),
-                    .rows = dim,
-                    .columns = dim,
-                    .states = scratch.h,
-                    .inner = scratch.g_inner,
-                    .of_h = scratch.of_h});
+  launch_tiles<kTeams>(bwd_dq_dh<Shape>, tasks, sizeof(DqShared), device.stream, p, saved, out, plan, scratch);
+  start_carry(p, plan, device, scratch.zeta,
+              {.parts = scratch.r,
+               .down = scratch.r_down,
+               .start = static_cast<const float*>(out.d_u),
+               .last = static_cast<float*>(out.d_u0),
+               .rows = dim,
+               .columns = values,
+               .states = scratch.u,
+               .inner = scratch.r_inner},
+              {.parts = scratch.g,
+               .down = scratch.g_down,
+               .start = static_cast<const float*>(out.d_h),
+               .last = static_cast<float*>(out.d_h0),
+               .rows = dim,
+               .columns = dim,
+               .states = scratch.h,
+               .inner = scratch.g_inner,
+               .of_h = scratch.of_h});
   if (out.d_h0 != nullptr) {
     const std::int64_t numbers = p.sequences * p.heads * dim * dim;
-    launch_tiles(make_symmetric, least<std::int64_t>((numbers + kTileThreads - 1) / kTileThreads, 1 << 16), 0,
+    launch_tiles(make_symmetric, min<std::int64_t>((numbers + kTileThreads - 1) / kTileThreads, 1 << 16), 0,
                  device.stream, p.sequences * p.heads, dim, static_cast<float*>(out.d_h0));
   }
-  launch_tiles<kTeams>(gradients<Shape>, tasks, sizeof(GradientsMemory), device.stream, p, out, plan, scratch);
+  launch_tiles<kTeams>(bwd_dkdv<Shape>, tasks, sizeof(DkDvShared), device.stream, p, out, plan, scratch);
 }
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd

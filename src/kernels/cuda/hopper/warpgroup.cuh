@@ -6,10 +6,10 @@
 // host.
 #pragma once
 
-#include "kernels/cuda/hopper/backward_layout.cuh"
+#include "kernels/cuda/hopper/tile.cuh"
 #include "kernels/cuda/hopper/wgmma.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
+namespace gka::kernels::cuda::hopper::bwd {
 
 inline constexpr int kTileThreads = 128;
 /// Warpgroups that share a chunk where a kernel says so: each has half of the columns of every product.
@@ -41,7 +41,7 @@ __device__ __forceinline__ std::uint32_t largest_word(const Unit& unit) {
   constexpr unsigned kUnsigned = 0x7fff7fffu;
   const unsigned both = __vmaxu2(__vmaxu2(unit.words[0] & kUnsigned, unit.words[1] & kUnsigned),
                                  __vmaxu2(unit.words[2] & kUnsigned, unit.words[3] & kUnsigned));
-  return most(both & 0xffffu, both >> 16);
+  return max(both & 0xffffu, both >> 16);
 }
 /// Sets bits that several threads may set at once.
 __device__ __forceinline__ void mark(int* word, int bits) { atomicOr(word, bits); }
@@ -61,12 +61,6 @@ __device__ __forceinline__ std::uint32_t pack_bfloats(float x, float y) { return
 
 // ---- Copies -----------------------------------------------------------------------------------------------------
 
-/// Sixteen bytes from global to shared memory, or zeros; the thread that asked has them after `wait_for_copies`.
-__device__ __forceinline__ void copy_sixteen(void* to, const void* from, bool zero) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(zero ? 0 : 16)
-               : "memory");
-}
-
 /// 64 rows of 128 16-bit numbers, `stride` of them apart, on their way into a tile: those behind the first `len` are 0.
 template <int kGroups = 1>
 __device__ __forceinline__ void copy_rows(const Tile& to, const std::uint16_t* from, int stride, int len) {
@@ -76,28 +70,20 @@ __device__ __forceinline__ void copy_rows(const Tile& to, const std::uint16_t* f
   from += static_cast<std::int64_t>(first) * stride + 8 * unit;
 #pragma unroll
   for (int a = 0; a < kChunk / kApart; ++a) {
-    copy_sixteen(at + a * kApart * 64, from, first + a * kApart >= len);
+    copy_async(at + a * kApart * 64, from, first + a * kApart < len);
     from += static_cast<std::int64_t>(kApart) * stride;
   }
 }
 
-/// What was asked for since the last call belongs together; `wait_for_copies_but`: until no more than kLeft of these
-/// are still under way.
-__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLeft>
-__device__ __forceinline__ void wait_for_copies_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
 /// Bytes from global to shared memory, both at multiples of 16.
-struct Piece {
+struct BulkCopy {
   void* to;
   const void* from;
   int bytes;
 };
 
-/// Pieces that are on their way into shared memory.
-struct Arrival {
+/// Copies that are on their way into shared memory.
+struct BulkBarrier {
   std::uint64_t barrier;
 
   __device__ void init() {
@@ -107,24 +93,14 @@ struct Arrival {
     }
   }
   /// After a barrier behind the last use of where they go in ordinary loads and products.
-  template <typename... Pieces>
-  __device__ void request(const Pieces&... pieces) {
+  template <typename... Copies>
+  __device__ void request(const Copies&... copies) {
     if (tile_thread() != 0) return;
     publish();
-    const std::uint32_t at = shared_address(&barrier);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"((pieces.bytes + ...))
-                 : "memory");
-    (start(pieces, at), ...);
+    barrier_expect(&barrier, static_cast<std::uint32_t>((copies.bytes + ...)));
+    (bulk_copy(copies.to, copies.from, static_cast<std::uint32_t>(copies.bytes), &barrier), ...);
   }
   __device__ void wait(int phase) { barrier_wait(&barrier, phase); }
-
- private:
-  static __device__ void start(const Piece& piece, std::uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(piece.to)),
-                 "l"(piece.from), "r"(piece.bytes), "r"(barrier)
-                 : "memory");
-  }
 };
 
 /// A tile to global memory, after `publish` and a barrier.
@@ -162,10 +138,10 @@ struct Operand {
   __device__ __forceinline__ explicit Operand(const std::uint16_t* data, int rows)
       : low(static_cast<std::uint32_t>(opaque(static_cast<int>(descriptor(data, rows * 128))))) {}
   /// Step s with its columns, or its rows, as what is summed over.
-  __device__ __forceinline__ std::uint64_t by_columns(int s, int rows) const {
+  __device__ __forceinline__ std::uint64_t k_major(int s, int rows) const {
     return at(s / 4 * rows * 128 + s % 4 * 32);
   }
-  __device__ __forceinline__ std::uint64_t by_depth(int s) const { return at(s * 16 * 128); }
+  __device__ __forceinline__ std::uint64_t mn_major(int s) const { return at(s * 16 * 128); }
 
  private:
   __device__ __forceinline__ std::uint64_t at(int bytes) const {
@@ -196,15 +172,15 @@ __device__ __forceinline__ void sweep_half_rows(Load&& load, Measure&& measure, 
   const int lane = tile_thread() % 32, row = tile_thread() / 32 * 16 + lane % 16, first = lane / 16 * 8;
   const auto loaded = load(row, first);
   const std::uint32_t top = measure(loaded);
-  finish(row, first, loaded, most(top, __shfl_xor_sync(0xffffffffu, top, 16)));
+  finish(row, first, loaded, max(top, __shfl_xor_sync(0xffffffffu, top, 16)));
 }
 
 /// The largest of 64 numbers' sizes, as bits, for every thread.
 __device__ __forceinline__ std::uint32_t largest_of_tokens(const float* values) {
   const int lane = tile_thread() % 32;
-  std::uint32_t top = most(size_bits(values[lane]), size_bits(values[lane + 32]));
+  std::uint32_t top = max(size_bits(values[lane]), size_bits(values[lane + 32]));
 #pragma unroll
-  for (int reach = 16; reach > 0; reach /= 2) top = most(top, __shfl_xor_sync(0xffffffffu, top, reach));
+  for (int reach = 16; reach > 0; reach /= 2) top = max(top, __shfl_xor_sync(0xffffffffu, top, reach));
   return top;
 }
 
@@ -212,12 +188,12 @@ __device__ __forceinline__ std::uint32_t largest_of_tokens(const float* values) 
 template <int kGroups = 1>
 __device__ __forceinline__ std::uint32_t most_of_threads(std::uint32_t own, std::uint32_t* parts) {
 #pragma unroll
-  for (int reach = 16; reach > 0; reach /= 2) own = most(own, __shfl_xor_sync(0xffffffffu, own, reach));
+  for (int reach = 16; reach > 0; reach /= 2) own = max(own, __shfl_xor_sync(0xffffffffu, own, reach));
   if (tile_thread() % 32 == 0) parts[tile_thread() / 32] = own;
   sync();
   std::uint32_t top = 0;
 #pragma unroll
-  for (int i = 0; i < 4 * kGroups; ++i) top = most(top, parts[i]);
+  for (int i = 0; i < 4 * kGroups; ++i) top = max(top, parts[i]);
   return top;
 }
 /// Every unit of a state: body(row, unit).
@@ -401,22 +377,22 @@ class Product {
   }
 
   /// = A B, with A of 64 rows and kDepth columns; kAdd: += A B.
-  template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
+  template <Major kMajor, bool kAdd = false, int kDepth = kWidth>
   __device__ __forceinline__ void multiply(const Tile& a, const Tile& b) {
-    queue<kLies, kAdd, kDepth>(a, b);
+    queue<kMajor, kAdd, kDepth>(a, b);
     finish(*this);
   }
   /// The same, known after `finish`, which may take several: nothing may be done with them in between.
-  template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
+  template <Major kMajor, bool kAdd = false, int kDepth = kWidth>
   __device__ __forceinline__ void queue(const Tile& a, const Tile& b) {
     static_assert(kBlocks == 1);
-    const Operand left(a.data, a.rows), right = own_part<kLies>(b);
+    const Operand left(a.data, a.rows), right = own_part<kMajor>(b);
     begin<kAdd>();
 #pragma unroll
     for (int s = 0; s < kDepth / 16; ++s) {
-      mma<false, kLies == Lies::by_depth, true>(
-          c_[0], left.by_columns(s, a.rows), kLies == Lies::by_depth ? right.by_depth(s) : right.by_columns(s, b.rows),
-          kAdd || s > 0);
+      mma<false, kMajor == Major::mn, true>(c_[0], left.k_major(s, a.rows),
+                                            kMajor == Major::mn ? right.mn_major(s) : right.k_major(s, b.rows),
+                                            kAdd || s > 0);
     }
   }
   template <typename... Products>
@@ -429,25 +405,25 @@ class Product {
   __device__ __forceinline__ void multiply_symmetric(const Tile& a, const Tile& b) {
     static_assert(kBlocks == 1 && kN == kWidth && kOwn == 64);
     const bool first = __shfl_sync(0xffffffffu, own_columns(), 0) == 0;
-    const Operand left(a.data, a.rows), right = own_part<Lies::by_columns>(b);
+    const Operand left(a.data, a.rows), right = own_part<Major::k>(b);
     if (first) {
       wgmma_fence();
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        mma<false, false, true>(c_[0], left.by_columns(s, a.rows), right.by_columns(s, b.rows), s > 0);
+        mma<false, false, true>(c_[0], left.k_major(s, a.rows), right.k_major(s, b.rows), s > 0);
       }
     } else {
       const Operand turned(b.data + b.rows * 64, b.rows);
       wgmma_fence();
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
-        mma<false, true, true>(c_[0], left.by_columns(s, a.rows), turned.by_depth(s), s > 0);
+        mma<false, true, true>(c_[0], left.k_major(s, a.rows), turned.mn_major(s), s > 0);
       }
     }
     wgmma_fence();
 #pragma unroll
     for (int s = 4; s < 8; ++s) {
-      mma<false, false, true>(c_[0], left.by_columns(s, a.rows), right.by_columns(s, b.rows));
+      mma<false, false, true>(c_[0], left.k_major(s, a.rows), right.k_major(s, b.rows));
     }
     end();
   }
@@ -458,24 +434,24 @@ class Product {
     const Operand right(b.data, b.rows);
     begin<false>();
 #pragma unroll
-    for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(c_[0], a.hi + 4 * s, right.by_depth(s), s > 0);
+    for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(c_[0], a.hi + 4 * s, right.mn_major(s), s > 0);
     if constexpr (kLo) {
 #pragma unroll
-      for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(c_[0], a.lo + 4 * s, right.by_depth(s));
+      for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(c_[0], a.lo + 4 * s, right.mn_major(s));
     }
     end();
   }
   /// = AᵀB over the 64 rows of both; kAdd: += AᵀB.
   template <bool kAdd>
   __device__ __forceinline__ void outer(const Tile& a, const Tile& b) {
-    const Operand right = own_part<Lies::by_depth>(b);
+    const Operand right = own_part<Major::mn>(b);
     begin<kAdd>();
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
       const Operand left(a.data + m * a.rows * 64, a.rows);
 #pragma unroll
       for (int s = 0; s < kChunk / 16; ++s) {
-        mma<true, true, true>(c_[m], left.by_depth(s), right.by_depth(s), kAdd || s > 0);
+        mma<true, true, true>(c_[m], left.mn_major(s), right.mn_major(s), kAdd || s > 0);
       }
     }
     end();
@@ -646,11 +622,11 @@ class Product {
   __device__ __forceinline__ Tops largest_bits() {
     static_assert(kBlocks == 1);
     Tops top{};
-    each([&](const At& at, float x, float y) { top.x[at.r] = most(top.x[at.r], most(size_bits(x), size_bits(y))); });
+    each([&](const At& at, float x, float y) { top.x[at.r] = max(top.x[at.r], max(size_bits(x), size_bits(y))); });
 #pragma unroll
     for (std::uint32_t& x : top.x) {
-      x = most(x, __shfl_xor_sync(0xffffffffu, x, 1));
-      x = most(x, __shfl_xor_sync(0xffffffffu, x, 2));
+      x = max(x, __shfl_xor_sync(0xffffffffu, x, 1));
+      x = max(x, __shfl_xor_sync(0xffffffffu, x, 2));
     }
     return top;
   }
@@ -686,7 +662,7 @@ class Product {
   /// inside.
   __device__ __forceinline__ std::uint32_t largest(std::uint32_t* parts) {
     std::uint32_t top = 0;
-    each([&](const At&, float x, float y) { top = most(top, most(size_bits(x), size_bits(y))); });
+    each([&](const At&, float x, float y) { top = max(top, max(size_bits(x), size_bits(y))); });
     return most_of_threads<kGroups>(top, parts);
   }
   /// The largest |x| of each row this thread has to do with.
@@ -807,12 +783,12 @@ class Product {
     }
   }
   /// The group's columns of a right operand.
-  template <Lies kLies>
+  template <Major kMajor>
   static __device__ __forceinline__ Operand own_part(const Tile& b) {
-    static_assert(kGroups == 1 || kLies == Lies::by_columns || kOwn == 64);
+    static_assert(kGroups == 1 || kMajor == Major::k || kOwn == 64);
     // From a lane to all: only so does the compiler know that the descriptor is the same for all lanes.
     const int column = kGroups == 1 ? 0 : __shfl_sync(0xffffffffu, own_columns(), 0);
-    const int skipped = kLies == Lies::by_columns ? column * 64 : column * b.rows;
+    const int skipped = kMajor == Major::k ? column * 64 : column * b.rows;
     return Operand(b.data + skipped, b.rows);
   }
   template <bool kAdd>
@@ -832,4 +808,4 @@ class Product {
   friend class Product;
 };
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd

@@ -1,14 +1,14 @@
-// gradients: dk, dv, dβ and dg from the chunk itself and from what arrives. Two warpgroups have a chunk, each half of
+// bwd_dkdv: dk, dv, dβ and dg from the chunk itself and from what arrives. Two warpgroups have a chunk, each half of
 // the columns of every product. What is not obvious: masked scores become left operands by way of shared memory, in
 // float16 times a power of two for their row that is known before they are, from bounds; so all that dk_j takes from
 // tokens is added up in the tensor cores.
 #pragma once
 
-#include "kernels/cuda/hopper/backward_shared.cuh"
+#include "kernels/cuda/hopper/bwd_shared.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
+namespace gka::kernels::cuda::hopper::bwd {
 
-struct GradientsMemory {
+struct DkDvShared {
   std::uint16_t k[kTileBytes / 2];
   std::uint16_t v[kTileBytes / 2];
   std::uint16_t d_o[kTileBytes / 2], q[kTileBytes / 2];  // q then two left operands; both: R̄', then H_0
@@ -16,7 +16,7 @@ struct GradientsMemory {
   std::uint16_t left[kTileBytes / 4];
   Gates gates;
   Solutions solutions;
-  Arrival tokens, states;
+  BulkBarrier tokens, states;
   alignas(8) float of_q[kChunk], of_x[kChunk];      // what rows of q and x are to be multiplied by, with s (1 − α), s α
   float up_k[kChunk], up_v[kChunk], up_s[kChunk];   // powers of two for rows of left operands of dk, dv and squares
   float key_inner[kChunk];                          // k_jᵀ H_0 k_j / η
@@ -56,17 +56,17 @@ struct SharedFading {
   }
 };
 
-static_assert(sizeof(GradientsMemory) <= 113 * 1024);  // two blocks to a multiprocessor
+static_assert(sizeof(DkDvShared) <= 113 * 1024);  // two blocks to a multiprocessor
 
 /// 2^n for a whole number n.
 __device__ __forceinline__ float exactly_two_to(float n) {
-  const int exponent = static_cast<int>(least(most(n, -120.0f), 120.0f));
+  const int exponent = static_cast<int>(min(max(n, -120.0f), 120.0f));
   return bits_to_float(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
 /// of_q, of_x, and up_k, up_v and up_s. A row of a tile has numbers below 2, so products of two rows are below 2⁹; with
 /// at most three terms in a number, everything stays below 2¹⁵.
-__device__ __forceinline__ void bound_rows(GradientsMemory& memory, float scale) {
+__device__ __forceinline__ void bound_rows(DkDvShared& memory, float scale) {
   constexpr float kFar = 1024;  // beyond all logarithms
   Gates& gates = memory.gates;
   const Solutions& solutions = memory.solutions;
@@ -80,9 +80,9 @@ __device__ __forceinline__ void bound_rows(GradientsMemory& memory, float scale)
       [&](int i) { return i < 2 || i == 4; },  // from the last token down: read, solved, up_s
       [&](int i, int c) {
         const float reach = gates.reach[c], key = logarithm(gates.beta[c]) + 2 * logarithm(gates.k_down[c]);
-        if (i == 0) return reach + logarithm(gates.o_down[c]) + most(logarithm(of_q(c)), logarithm(of_x(c)));
+        if (i == 0) return reach + logarithm(gates.o_down[c]) + max(logarithm(of_q(c)), logarithm(of_x(c)));
         if (i == 1) {
-          return reach + most(logarithm(of_x(c)) + logarithm(solutions.y_down[c]), logarithm(solutions.reach[c]) + key);
+          return reach + max(logarithm(of_x(c)) + logarithm(solutions.y_down[c]), logarithm(solutions.reach[c]) + key);
         }
         return i == 2 ? key - reach : key + (i == 3 ? kFar : -kFar) * last_marked(forgets, c);
       },
@@ -99,17 +99,17 @@ __device__ __forceinline__ void bound_rows(GradientsMemory& memory, float scale)
   sync();
   each_of(kChunk, [&](int j) {
     const float reach = gates.reach[j], key = logarithm(gates.k_down[j]), value = logarithm(gates.v_down[j]);
-    const float outer = most(read[j] - reach, logarithm(gates.end[j]) + logarithm(memory.r_down));
-    const float inner = most(solved[j] - reach, nested[j] + reach + logarithm(solutions.reach[j]));
-    const float squares = most(written[j] - kFar * since[j], memory.up_s[j] + kFar * since[j]);
-    memory.up_k[j] = exactly_two_to(3 - std::ceil(most(value + outer, key + inner)));
+    const float outer = max(read[j] - reach, logarithm(gates.end[j]) + logarithm(memory.r_down));
+    const float inner = max(solved[j] - reach, nested[j] + reach + logarithm(solutions.reach[j]));
+    const float squares = max(written[j] - kFar * since[j], memory.up_s[j] + kFar * since[j]);
+    memory.up_k[j] = exactly_two_to(3 - std::ceil(max(value + outer, key + inner)));
     memory.up_v[j] = exactly_two_to(3 - std::ceil(key + outer));
     memory.up_s[j] = exactly_two_to(-4 - std::ceil(squares));
   });
 }
 
 /// dβ and dg, from sums over rows and columns of P. What arrives is ζ_C (⟨Ḡ', H_0⟩ + ⟨R̄', U_0⟩) for all tokens.
-__device__ __forceinline__ void sum_pairs(const Gradients& out, GradientsMemory& memory, float scale) {
+__device__ __forceinline__ void sum_pairs(const Gradients& out, DkDvShared& memory, float scale) {
   Gates& gates = memory.gates;
   const Place& place = memory.place;
   const float norm = memory.h_norm, arriving = faded(memory.inner, gates.zeta[kChunk - 1]);
@@ -150,11 +150,11 @@ __device__ __forceinline__ void sum_pairs(const Gradients& out, GradientsMemory&
 
 template <typename Shape>
 __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
-    gradients(const __grid_constant__ Problem p, const __grid_constant__ Gradients out, Plan plan,
-              const __grid_constant__ Scratch scratch) {
+    bwd_dkdv(const __grid_constant__ Problem p, const __grid_constant__ Gradients out, Plan plan,
+             const __grid_constant__ Scratch scratch) {
   constexpr bool kWhole = Shape::kWhole;
   const std::int64_t task = block();
-  auto& memory = *reinterpret_cast<GradientsMemory*>(tile_memory());
+  auto& memory = *reinterpret_cast<DkDvShared*>(tile_memory());
   const Sides<kWhole> sides(p);
   Gates& gates = memory.gates;
   const Solutions& solutions = memory.solutions;
@@ -167,12 +167,12 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
 
   memory.tokens.init();
   memory.states.init();
-  memory.tokens.request(Piece{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
-                        Piece{&memory.solutions, scratch.solutions + task, sizeof(Solutions)},
-                        Piece{memory.k, scratch.packed(task, 0), kTileBytes},
-                        Piece{memory.q, scratch.q_tiles + task * kChunk * kWidth, kTileBytes},
-                        Piece{memory.x, scratch.x_tiles + task * kChunk * kWidth, kTileBytes},
-                        Piece{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes});
+  memory.tokens.request(BulkCopy{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
+                        BulkCopy{&memory.solutions, scratch.solutions + task, sizeof(Solutions)},
+                        BulkCopy{memory.k, scratch.packed(task, 0), kTileBytes},
+                        BulkCopy{memory.q, scratch.q_tiles + task * kChunk * kWidth, kTileBytes},
+                        BulkCopy{memory.x, scratch.x_tiles + task * kChunk * kWidth, kTileBytes},
+                        BulkCopy{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes});
   const Place own_place = place_of_task(p, plan, static_cast<unsigned>(task));
   fetch_rows<kWhole, kTeams>(v, p.v, own_place, sides.values);
   fetch_rows<kWhole, kTeams>(d_o, out.d_o, own_place, sides.values);
@@ -218,8 +218,8 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
 
   // (v_j·do_c) q_c needs no solution.
   SharedScores values, queries, answered;
-  values.queue<Lies::by_columns>(v, d_o);
-  queries.queue<Lies::by_columns>(k, q);
+  values.queue<Major::k>(v, d_o);
+  queries.queue<Major::k>(k, q);
   SharedScores::finish(values, queries);
   {
     const auto v_down = SharedScores::of_rows(gates.v_down), up = SharedScores::of_rows(memory.up_k);
@@ -234,8 +234,8 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   publish();
   sync();
   SharedWide sum, d_v, part;
-  sum.queue<Lies::by_depth, false, kChunk>(left, q);
-  answered.queue<Lies::by_columns>(k, y);
+  sum.queue<Major::mn, false, kChunk>(left, q);
+  answered.queue<Major::k>(k, y);
   SharedWide::finish(sum, answered);
   sync();
   // k_j·m_c, which dv takes. Pairs of tokens: (v_j·do_c)(k_j·m_c) − (k_j·x_c)(k_j·y_c), M in them. What x_c and ŷ_c are
@@ -265,13 +265,13 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   publish();
   sync();
   SharedScores products;
-  d_v.queue<Lies::by_depth, false, kChunk>(left, d_o);
-  sum.queue<Lies::by_depth, true, kChunk>(left_x, x);
-  sum.queue<Lies::by_depth, true, kChunk>(left_y, y);
+  d_v.queue<Major::mn, false, kChunk>(left, d_o);
+  sum.queue<Major::mn, true, kChunk>(left_x, x);
+  sum.queue<Major::mn, true, kChunk>(left_y, y);
   SharedWide::finish(d_v, sum);
   sync();
-  memory.states.request(Piece{state.data, scratch.r.tile(task), kTileBytes});
-  products.multiply<Lies::by_columns>(k, k);
+  memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kTileBytes});
+  products.multiply<Major::k>(k, k);
   // The nested term between tokens; for its share of the pairs Σ_i (k_i·k_j)² M_ic β_i.
   {
     const auto row_down = SharedScores::of_rows(gates.k_down), row_weight = SharedScores::of_rows(solutions.reach),
@@ -293,11 +293,11 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   }
   publish();
   sync();
-  products.queue<Lies::by_columns, false, kChunk>(squares, fadings);
-  sum.queue<Lies::by_depth, true, kChunk>(left, k);
+  products.queue<Major::k, false, kChunk>(squares, fadings);
+  sum.queue<Major::mn, true, kChunk>(left, k);
   SharedWide::finish(products, sum);
   sync();
-  memory.tokens.request(Piece{state.data + kSecondHalf, scratch.r.tile(task) + kSecondHalf, kTileBytes});
+  memory.tokens.request(BulkCopy{state.data + kSecondHalf, scratch.r.tile(task) + kSecondHalf, kTileBytes});
   {
     const auto row_down = SharedScores::of_rows(gates.k_down), up_squares = SharedScores::of_rows(memory.up_s);
     const SharedFading fading(gates);
@@ -323,8 +323,8 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
       [&](int j, float total) { memory.still_read()[j] = total; });
 
   // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
-  const auto add_state = [&](SharedWide& to, const float* rows, const float* fades, const float* up, float by) {
-    const auto row = SharedWide::of_rows(rows), fade = SharedWide::of_rows(fades), unit = SharedWide::of_rows(up);
+  const auto add_state = [&](SharedWide& to, const float* rows, const float* updates, const float* up, float by) {
+    const auto row = SharedWide::of_rows(rows), fade = SharedWide::of_rows(updates), unit = SharedWide::of_rows(up);
     float factor[sizeof(row.x) / sizeof(float)];
 #pragma unroll
     for (int r = 0; r < static_cast<int>(sizeof(row.x) / sizeof(float)); ++r) {
@@ -334,15 +334,15 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   };
   memory.states.wait(0);
   memory.tokens.wait(1);
-  part.multiply<Lies::by_columns>(v, state);
+  part.multiply<Major::k>(v, state);
   part.row_sums_with(k, memory.values_arriving);
   add_state(sum, gates.v_down, gates.end, memory.up_k, memory.r_down);
-  part.multiply<Lies::by_depth>(k, state);
+  part.multiply<Major::mn>(k, state);
   add_state(d_v, gates.k_down, gates.end, memory.up_v, memory.r_down);
   sync();
   const auto request_symmetric = [&](const Tile& to, const std::uint16_t* from) {
-    memory.states.request(Piece{to.data, from, kStateBytes / 4},
-                          Piece{to.data + kSecondHalf, from + kSecondHalf, kStateBytes / 2});
+    memory.states.request(BulkCopy{to.data, from, kStateBytes / 4},
+                          BulkCopy{to.data + kSecondHalf, from + kSecondHalf, kStateBytes / 2});
   };
   request_symmetric(state, scratch.h.tile(task));
   {
@@ -393,4 +393,4 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   sum_pairs(out, memory, scale);
 }
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd

@@ -1,18 +1,18 @@
-// keys: dq, dα, scores between keys and solutions, and the chunk's own part of the gradient of H_0. Two warpgroups have
-// a chunk.
+// bwd_dq_dh: dq, dα, scores between keys and solutions, and the chunk's own part of the gradient of H_0. Two warpgroups
+// have a chunk.
 #pragma once
 
-#include "kernels/cuda/hopper/backward_shared.cuh"
+#include "kernels/cuda/hopper/bwd_shared.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
+namespace gka::kernels::cuda::hopper::bwd {
 
-struct KeysMemory {
+struct DqShared {
   std::uint16_t k[kTileBytes / 2];
   std::uint16_t x[kTileBytes / 2];
   std::uint16_t y[kTileBytes / 2];     // then, together with
   std::uint16_t x_lo[kTileBytes / 2];  // this one, q before and then weighted keys, the own part of the gradient of H_0
   Gates gates;
-  Arrival arrival;
+  BulkBarrier arrival;
   Solutions solutions;
   alignas(8) float of_y[kChunk], of_k[kChunk];
   // x_c·ŷ_c; U_c do_c times x_c and q_c, all to be multiplied by powers of two.
@@ -23,7 +23,7 @@ struct KeysMemory {
 /// dq, dα, the weights w, and the tiles of x‖H‖ and ŷ. kWide: ŷ and U_c do_c are there in float32.
 template <typename Shape, bool kWide>
 __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients& out, const Scratch& scratch,
-                                               const Place& place, KeysMemory& memory, SharedWide& x, SharedWide& udo) {
+                                               const Place& place, DqShared& memory, SharedWide& x, SharedWide& udo) {
   constexpr bool kWhole = Shape::kWhole;
   Gates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
@@ -86,10 +86,10 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
 
 template <typename Shape>
 __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
-    keys(const __grid_constant__ Problem p, const __grid_constant__ Saved saved, const __grid_constant__ Gradients out,
-         Plan plan, const __grid_constant__ Scratch scratch) {
+    bwd_dq_dh(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
+              const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch scratch) {
   const std::int64_t task = block();
-  auto& memory = *reinterpret_cast<KeysMemory*>(tile_memory());
+  auto& memory = *reinterpret_cast<DqShared*>(tile_memory());
   Gates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
   const Tile k{memory.k, kChunk}, x{memory.x, kChunk}, weighted{memory.x_lo, kChunk}, y{memory.y, kChunk};
@@ -97,11 +97,11 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   const float scale = static_cast<float>(p.options.scale);
 
   memory.arrival.init();
-  memory.arrival.request(Piece{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
-                         Piece{memory.k, scratch.packed(task, 0), kTileBytes},
-                         Piece{solutions.y_down, scratch.y_down + task * kChunk, sizeof(solutions.y_down)},
-                         Piece{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes},
-                         Piece{memory.x_lo, scratch.q_tiles + task * kChunk * kWidth, kTileBytes});
+  memory.arrival.request(BulkCopy{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
+                         BulkCopy{memory.k, scratch.packed(task, 0), kTileBytes},
+                         BulkCopy{solutions.y_down, scratch.y_down + task * kChunk, sizeof(solutions.y_down)},
+                         BulkCopy{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes},
+                         BulkCopy{memory.x_lo, scratch.q_tiles + task * kChunk * kWidth, kTileBytes});
   const Place place = place_of_task(p, plan, static_cast<unsigned>(task));
   each_of(kChunk, [&](int c) {
     memory.along_y[c] = memory.along_x[c] = memory.along_q[c] = 0;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   {
     SharedWide solved, udo;
     read_tokens<Shape::kWhole>(solved, p, place, static_cast<const float*>(saved.x));
-    udo.take(scratch.packed(task, Package<kWidth>::kRhs));
+    udo.take(scratch.packed(task, SystemLayout<kWidth>::kRhs));
     memory.arrival.wait(0);
     if (gates.wide) {
       read_solutions<Shape, true>(p, out, scratch, place, memory, solved, udo);
@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
       });
   {
     SharedScores scores;
-    scores.multiply<Lies::by_columns>(k, x);
-    scores.multiply<Lies::by_columns, true>(k, x_lo);
+    scores.multiply<Major::k>(k, x);
+    scores.multiply<Major::k, true>(k, x_lo);
     scores.save(scratch.scores + task * kChunk * kChunk);
   }
   sync();
@@ -164,4 +164,4 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   finish_sending();
 }
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd

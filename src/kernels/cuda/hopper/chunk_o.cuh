@@ -1,9 +1,9 @@
-// The answers: o_c = s U_cᵀ z_c with z = q + α (x − q), chunk by chunk from U at the chunk's start,
+// chunk_o: o_c = s U_cᵀ z_c with z = q + α (x − q), chunk by chunk from U at the chunk's start,
 //
 //   o_c = s (ζ_c U_0ᵀ z_c + Σ_{j≤c} M_jc β_j (z_cᵀk_j) v_j).
 //
 // z, keys and U are float16 with their scales beside them: bf16 would cost 8e-3 each, as x is large where H is small;
-// of refined chunks, where it is largest, z comes in two parts. Keys and decays come from the package that the solve
+// of refined chunks, where it is largest, z comes in two parts. Keys and decays come from the system that the solve
 // had. Values are taken as they come, so the masked scores are of their type: bf16 in two parts, or float16 with a
 // scale for every row.
 #pragma once
@@ -12,22 +12,22 @@
 
 namespace gka::kernels::cuda::hopper {
 
-struct RecallCall {
+struct OutputCall {
   View o;
-  const char* packages;
+  const char* systems;
   const uint4* z;  // as the solve leaves it
   const float* z_scale;
-  KeyStates states;  // U at the start of every chunk
+  ChunkStates states;  // U at the start of every chunk
   bool whole_v, o_pairs, whole_o;
 };
 
 /// U, keys, values.
 template <int D>
-inline constexpr int kRecallBytes = 1024 + 2 * (D * kWidth + kTokens * D + kTokens * kWidth);
+inline constexpr int kOutputBytes = 1024 + 2 * (D * kWidth + kChunk * D + kChunk * kWidth);
 
 struct RecallRows {
-  ChunkRows rows;
-  int bad[kTokens], lost[kTokens];
+  SystemRows rows;
+  int bad[kChunk], lost[kChunk];
   std::uint64_t arrived[3];  // U, keys, rows
 };
 
@@ -46,7 +46,7 @@ __device__ __forceinline__ void write_pair(const View& view, std::int64_t at, fl
 /// `bad_units` of `values` were not finite. Barriers.
 template <typename Rows>
 __device__ inline void find_lost(RecallRows& s, const Rows&, unsigned bad_units, bool before) {
-  if (thread() < kTokens) s.bad[thread()] = s.rows.flags[thread()] & kBadToken;
+  if (thread() < kChunk) s.bad[thread()] = s.rows.flags[thread()] & kBadToken;
   sync();
   for (int i = 0; i < Rows::kOwn; ++i) {
     if ((bad_units >> i & 1) != 0 && s.rows.reading[Rows::row(i)] > -1e29f) raise(&s.bad[Rows::row(i)]);
@@ -54,7 +54,7 @@ __device__ inline void find_lost(RecallRows& s, const Rows&, unsigned bad_units,
   sync();
   if (thread() == 0) {
     int reached = before;
-    for (int c = 0; c < kTokens; ++c) {
+    for (int c = 0; c < kChunk; ++c) {
       s.lost[c] = reached = (reached && (s.rows.flags[c] & kForgetsAll) == 0) || s.bad[c];
     }
   }
@@ -63,11 +63,11 @@ __device__ inline void find_lost(RecallRows& s, const Rows&, unsigned bad_units,
 
 template <int D, DType kType>
 __global__ void __launch_bounds__(kWarpgroup, 3)
-    recall(const __grid_constant__ Problem p, Plan plan, const __grid_constant__ RecallCall call) {
+    chunk_o(const __grid_constant__ Problem p, Plan plan, const __grid_constant__ OutputCall call) {
   constexpr bool kHalf = kType == DType::float16;
   constexpr int kHalves = 2, kColumns = kWidth / kHalves;
   __shared__ RecallRows s;
-  char *const u = aligned_tiles(), *const k = u + D * kWidth * 2, *const v = k + kTokens * D * 2;
+  char *const u = aligned_tiles(), *const k = u + D * kWidth * 2, *const v = k + kChunk * D * 2;
   const int width = static_cast<int>(p.value_dim), across = call.states.across;
   const auto scale = static_cast<float>(p.options.scale);
   if (thread() == 0) {
@@ -84,9 +84,9 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
     const int len = static_cast<int>(chunk.length);
     if (len <= 0) continue;
     if (thread() == 0) {
-      const char* const package = call.packages + static_cast<std::int64_t>(at) * Package<D>::kBytes;
-      bulk_load(&s.rows, package + Package<D>::kRows, sizeof(ChunkRows), &s.arrived[2]);
-      bulk_load(k, package, Package<D>::kMask, &s.arrived[1]);
+      const char* const system = call.systems + static_cast<std::int64_t>(at) * SystemLayout<D>::kBytes;
+      bulk_load(&s.rows, system + SystemLayout<D>::kRows, sizeof(SystemRows), &s.arrived[2]);
+      bulk_load(k, system, SystemLayout<D>::kMask, &s.arrived[1]);
       bulk_load(u, call.states.tile(at, D, column_block), D * kWidth * 2, &s.arrived[0]);
     }
     std::uint32_t z[D / 4];
@@ -119,25 +119,25 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
       load_z(0);
     };
     load_z(0);
-    float by[2] = {scale * call.z_scale[at * kTokens + own_row()], scale * call.z_scale[at * kTokens + own_row() + 8]};
+    float by[2] = {scale * call.z_scale[at * kChunk + own_row()], scale * call.z_scale[at * kChunk + own_row() + 8]};
     const float norm = call.states.norm[at * across + column_block];
     const unsigned bad_units = values.template clear_bad<kType>();
     values.store(v);
     publish();
     barrier_wait(&s.arrived[2], phase);
-    const bool bad = bad_units != 0 || norm != norm || (s.rows.flags[thread() % kTokens] & kBadToken) != 0;
+    const bool bad = bad_units != 0 || norm != norm || (s.rows.flags[thread() % kChunk] & kBadToken) != 0;
     const bool some_lost = __syncthreads_or(bad) != 0;
     if (some_lost) find_lost(s, values, bad_units, norm != norm);
     float zeta[2] = {s.rows.zeta[own_row()], s.rows.zeta[own_row() + 8]};
 #pragma unroll
     for (int i = 0; i < 2; ++i) zeta[i] = norm == norm ? zeta[i] * norm : 0;
-    const std::uint64_t key_tile = descriptor(k, kTokens * 128);
+    const std::uint64_t key_tile = descriptor(k, kChunk * 128);
     std::uint32_t masked[16], rest[kHalf ? 1 : 16];
     barrier_wait(&s.arrived[1], phase);
     {
       float scores[32];
       multiply(scores, s.rows.refined != 0, [&](auto& d, int i, int add) {
-        mma<false, true>(d, z + 4 * i, k_major_step(key_tile, i, kTokens), add);
+        mma<false, true>(d, z + 4 * i, k_major_step(key_tile, i, kChunk), add);
       });
 #pragma unroll
       for (int n = 0; n < 16; ++n) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const std::uint64_t state_tile = descriptor(u + half * D * 128, D * 128);
-      const std::uint64_t value_tile = descriptor(v + half * kTokens * 128, kTokens * 128);
+      const std::uint64_t value_tile = descriptor(v + half * kChunk * 128, kChunk * 128);
       float out[kColumns / 2];
       multiply(out, s.rows.refined != 0,
                [&](auto& d, int i, int add) { mma<true, true>(d, z + 4 * i, mn_major_step(state_tile, i), add); });
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
       hold(out);
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kTokens / 16; ++i) {
+      for (int i = 0; i < kChunk / 16; ++i) {
         mma<true, kHalf>(out, masked + 4 * i, mn_major_step(value_tile, i));
         if constexpr (!kHalf) mma<true>(out, rest + 4 * i, mn_major_step(value_tile, i));
       }

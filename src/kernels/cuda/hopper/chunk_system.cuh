@@ -1,13 +1,13 @@
-// What the solve of a chunk begins with, so that the solve itself is nothing but products: a *package* of the keys as
-// float16 tile, the mask m_cj and the right-hand side in the order in which the threads of the solve hold accumulators,
-// and a few numbers for every token, of which some are for the answers. It takes a norm ‖H_c‖_F for every token, and
-// with the norms the decision whether the chunk has to be refined. Nothing here depends on anything but the chunk, and
-// there is room for four blocks on a multiprocessor, where the solve has room for two: what waits for memory and
-// barriers waits here.
+// chunk_system: what the solve of a chunk begins with, so that the solve itself is nothing but products: a *system* of
+// the keys as float16 tile, the mask m_cj and the right-hand side in the order in which the threads of the solve hold
+// accumulators, and a few numbers for every token, of which some are for `chunk_o`. It takes a norm ‖H_c‖_F for every
+// token, and with the norms the decision whether the chunk has to be refined. Nothing here depends on anything but the
+// chunk, and there is room for four blocks on a multiprocessor, where the solve has room for two: what waits for memory
+// and barriers waits here.
 #pragma once
 
+#include "kernels/cuda/hopper/chunk_h.cuh"
 #include "kernels/cuda/hopper/schedule.h"
-#include "kernels/cuda/hopper/states.cuh"
 
 namespace gka::kernels::cuda::hopper {
 
@@ -28,19 +28,19 @@ struct SolveCall {
 inline constexpr double kLog2 = 0.693147180559945309;
 
 /// Per token, in shared memory.
-struct PrepareRows {
+struct SystemShared {
   Gates gates;
-  alignas(8) float column[kTokens];  // as in ChunkRows
-  float row[kTokens];
+  alignas(8) float column[kChunk];  // as in SystemRows
+  float row[kChunk];
   // Of the norms: the largest log β_j − G_j before a token, or log η; the same as `column` has it; e^{log η − largest}.
-  double largest[kTokens];
-  float reference[kTokens], from_state[kTokens];
-  alignas(8) float diagonal[kTokens];
-  float product[kTokens];
-  float t[kTokens];               // ζη/f, or −1 where there is no answer
+  double largest[kChunk];
+  float reference[kChunk], from_state[kChunk];
+  alignas(8) float diagonal[kChunk];
+  float product[kChunk];
+  float t[kChunk];                // ζη/f, or −1 where there is no answer
   float spread[kWarpgroup / 32];  // the lowest tr H/‖H‖_F of a warp's tokens
-  float inverse_norm[kTokens];
-  int exponent[kTokens];     // of the keys' scales
+  float inverse_norm[kChunk];
+  int exponent[kChunk];      // of the keys' scales
   std::uint64_t bad_keys;    // tokens whose keys are not finite
   std::uint64_t arrived[2];  // gates, H
 
@@ -55,10 +55,10 @@ struct Scaled {
 };
 __device__ __forceinline__ Scaled operator+(const Scaled& a, const Scaled& b) {
   const auto shrink = [](double by) { return __expf(2 * static_cast<float>(by)); };
-  const double top = most(a.top, b.top);
+  const double top = max(a.top, b.top);
   return {top, a.sum * shrink(a.top - top) + b.sum * shrink(b.top - top)};
 }
-__device__ __forceinline__ double larger(double a, double b) { return most(a, b); }
+__device__ __forceinline__ double larger(double a, double b) { return max(a, b); }
 
 __device__ __forceinline__ double shuffled(double value, int from) { return __shfl_sync(0xffffffffu, value, from); }
 __device__ __forceinline__ Scaled shuffled(const Scaled& value, int from) {
@@ -87,8 +87,8 @@ __device__ __forceinline__ auto join_up_to(int c, Term&& term, Join&& join) {
 ///   ε_c = 2 β_c (ζ_c η k_cᵀ(H_0/η)k_c + Σ_{j<c} M_jc β_j (k_jᵀk_c)²) + (β_c k_cᵀk_c)²
 /// with the largest term of every sum factored out. In two parts, with a barrier between them: the products, by all.
 template <int D>
-__device__ __forceinline__ void multiply_for_norms(PrepareRows& s, const char* h, const char* k, int& phase) {
-  const std::uint64_t keys = descriptor(k, kTokens * 128);
+__device__ __forceinline__ void multiply_for_norms(SystemShared& s, const char* h, const char* k, int& phase) {
+  const std::uint64_t keys = descriptor(k, kChunk * 128);
   float product[2] = {0, 0};
   const int row = opaque(own_row()), first_column = opaque(own_column());
   barrier_wait(&s.arrived[1], phase);
@@ -99,14 +99,14 @@ __device__ __forceinline__ void multiply_for_norms(PrepareRows& s, const char* h
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-      mma<false, false, true>(hk, k_major_step(keys, i, kTokens), k_major_step(state, i, D), i > 0);
+      mma<false, false, true>(hk, k_major_step(keys, i, kChunk), k_major_step(state, i, D), i > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
     hold(hk);
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
-      const char* at = k + unit_at(row + (i & 2) * 4, 8 * half + i / 4, kTokens) + first_column * 2;
+      const char* at = k + unit_at(row + (i & 2) * 4, 8 * half + i / 4, kChunk) + first_column * 2;
       const float2 key = unpack_half(*reinterpret_cast<const std::uint32_t*>(at));
       product[i / 2 % 2] += hk[i] * key.x + hk[i + 1] * key.y;
     }
@@ -116,7 +116,7 @@ __device__ __forceinline__ void multiply_for_norms(PrepareRows& s, const char* h
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < D / 16; ++i) {
-    mma<false, false, true>(gram, k_major_step(keys, i, kTokens), k_major_step(keys, i, kTokens), i > 0);
+    mma<false, false, true>(gram, k_major_step(keys, i, kChunk), k_major_step(keys, i, kChunk), i > 0);
   }
   wgmma_commit();
   const float references[2] = {s.reference[own_row()], s.reference[own_row() + 8]};
@@ -141,14 +141,14 @@ __device__ __forceinline__ void multiply_for_norms(PrepareRows& s, const char* h
 }
 
 /// And the sums, by two warps.
-__device__ __forceinline__ double find_log_norm(const PrepareRows& s, int c, double log_eta) {
+__device__ __forceinline__ double find_log_norm(const SystemShared& s, int c, double log_eta) {
   // ½ log |ε_c| − G_c and its sign.
   const auto term = [&](int c) -> Scaled {
     const auto log_or_nothing = [](float value) { return value > 0 ? static_cast<double>(logf(value)) : kLogZero; };
     const double log_beta = s.log_beta(c);
     const double cross = log_beta + s.gates.g[c] + s.largest[c] + log_or_nothing(2 * fabsf(s.product[c]));
     const double own = 2 * (log_beta + log_or_nothing(s.diagonal[c]));
-    const double top = most(cross, own);
+    const double top = max(cross, own);
     const float value =
         copysignf(expf(static_cast<float>(cross - top)), s.product[c]) + expf(static_cast<float>(own - top));
     return {(top + log_or_nothing(fabsf(value))) / 2 - s.gates.g[c], copysignf(1, value)};
@@ -159,16 +159,16 @@ __device__ __forceinline__ double find_log_norm(const PrepareRows& s, int c, dou
 
 /// e^x for what float32's exponents do not hold.
 __device__ __forceinline__ double exp_of(double x) {
-  const double whole = rint(least(most(x, -700.0), 700.0) * 1.44269504088896341);
+  const double whole = rint(min(max(x, -700.0), 700.0) * 1.44269504088896341);
   const auto rest = static_cast<float>(x - whole * kLog2);
   return static_cast<double>(expf(rest)) * __hiloint2double((1023 + static_cast<int>(whole)) << 20, 0);
 }
 
 /// Whether tr H / ‖H‖_F < least at the token this thread is asked about, where H_0 has trace `trace`: eight threads
 /// are asked about every fourth token, between which only three keys are written.
-__device__ __forceinline__ bool needs_refining(const PrepareRows& s, float trace, int length, float least) {
+__device__ __forceinline__ bool needs_refining(const SystemShared& s, float trace, int length, float least) {
   constexpr int kAsked = 16, kParts = kWarpgroup / kAsked;
-  const int c = most((thread() / kParts + 1) * length / kAsked - 1, 0);
+  const int c = max((thread() / kParts + 1) * length / kAsked - 1, 0);
   const float since = s.gates.since[c];
   float sum = thread() % kParts == 0 ? trace * __expf(static_cast<float>(s.gates.g[c])) : 0;
   for (int j = s.gates.from[c] + thread() % kParts; j <= c; j += kParts) {
@@ -218,7 +218,7 @@ __device__ __forceinline__ void each_place(std::int64_t base, std::int64_t strid
                                            Body&& body) {
   const int row = opaque(own_row()), column = opaque(own_column());
   const std::int64_t at = base + row * stride + column, below = 8 * stride;
-  if (pairs && length == kTokens && dim == D) {  // everything is there
+  if (pairs && length == kChunk && dim == D) {  // everything is there
 #pragma unroll
     for (int i = 0; i < D / 2; i += 2) {
       body(std::true_type{}, i, at + (i & 2 ? below : 0) + i / 4 * 8, true, true);
@@ -292,14 +292,14 @@ struct ScaledRows {
 };
 
 template <int D>
-inline constexpr int kPrepareBytes = 1024 + kTokens * D * 2 + D * D * 2;
+inline constexpr int kSystemBytes = 1024 + kChunk * D * 2 + D * D * 2;
 
 template <int D, DType kType>
 __global__ void __launch_bounds__(kWarpgroup, 4)
-    prepare(const __grid_constant__ Problem p, Plan plan, const Gates* gates, KeyStates states, double* norm,
-            const __grid_constant__ Schedules schedules, char* packages, bool whole_k, bool q_pairs) {
-  __shared__ PrepareRows s;
-  char *const k = aligned_tiles(), *const h = k + kTokens * D * 2;
+    chunk_system(const __grid_constant__ Problem p, Plan plan, const Gates* gates, ChunkStates states, double* norm,
+                 const __grid_constant__ Schedules schedules, char* systems, bool whole_k, bool q_pairs) {
+  __shared__ SystemShared s;
+  char *const k = aligned_tiles(), *const h = k + kChunk * D * 2;
   const int dim = static_cast<int>(p.key_dim);
   const float pace = schedules.of[0].pace, headroom = schedules.of[0].headroom;
   if (thread() == 0) {
@@ -314,8 +314,8 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     const Stretch chunk = tokens_of(plan, task / heads);
     const int head = task % heads;
     const int len = static_cast<int>(chunk.length), c = thread();
-    char* const package = packages + static_cast<std::int64_t>(task) * Package<D>::kBytes;
-    auto* const rows = reinterpret_cast<ChunkRows*>(package + Package<D>::kRows);
+    char* const system = systems + static_cast<std::int64_t>(task) * SystemLayout<D>::kBytes;
+    auto* const rows = reinterpret_cast<SystemRows*>(system + SystemLayout<D>::kRows);
     if (c == 0) rows->chunk = chunk;
     if (len <= 0) continue;
     if (c == 0) {
@@ -339,9 +339,9 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     }
     publish();
     sync();
-    if (c == 0) bulk_store(package, k, kTokens * D * 2);
+    if (c == 0) bulk_store(system, k, kChunk * D * 2);
     const std::uint64_t bad = s.gates.bad | s.bad_keys, lost = lost_tokens(s.gates.forgets, bad, eta != eta);
-    if (c < kTokens) {
+    if (c < kChunk) {
       const double up_to = join_up_to(c, [&](int c) { return s.log_beta(c) - s.gates.g[c]; }, larger);
       const auto set_largest = [&](int c, double is) {
         s.largest[c] = is;
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
         s.from_state[c] = expf(static_cast<float>(log_eta - is));
       };
       if (c == 0) set_largest(0, log_eta);
-      if (c + 1 < kTokens) set_largest(c + 1, most(up_to, log_eta));
+      if (c + 1 < kChunk) set_largest(c + 1, max(up_to, log_eta));
       s.column[c] = static_cast<float>(s.log_beta(c)) - s.gates.since[c];
     }
     sync();
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     sync();
     ScaledRows<D, kType> b;
     b.fetch(p.q, chunk, head, dim, q_pairs);
-    if (c < kTokens) {
+    if (c < kChunk) {
       const double log_norm = find_log_norm(s, c, log_eta);
       const bool is_lost = (lost >> c & 1) != 0, live = c < len && !is_lost && log_norm > kVanished;
       const float row =
@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
       s.inverse_norm[c] = rows->inverse_norm[c] = inverse;
       // Below 1e-12 the state is nothing beside what the chunk itself has written.
       const double left = s.gates.g[c] + log_eta - log_norm;
-      const float t = live ? most(expf(static_cast<float>(left)), 1e-12f) : 1e-12f;
+      const float t = live ? max(expf(static_cast<float>(left)), 1e-12f) : 1e-12f;
       rows->t[c] = pace * t;
       s.t[c] = live ? t : -1;
       rows->factor[c] = live ? 1 : is_lost ? bits_to_float(0x7fc00000u) : 0;
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
         norm[at] = is_lost ? not_a_number() : log_norm < -700 ? 0 : exp_of(log_norm);
       }
     } else {
-      const int j = c - kTokens;
+      const int j = c - kChunk;
       const float since = s.gates.since[j];
       const std::int64_t at = offset(p.alpha, chunk.batch, chunk.begin + j, head);
       rows->alpha[j] = p.alpha.data == nullptr ? 1 : j < len ? read<float>(p.alpha, at) : 0;
@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     }
     sync();
     const bool few = schedules.may_refine && needs_refining(s, trace, len, schedules.least_spread);
-    auto* const mask = reinterpret_cast<uint4*>(package + Package<D>::kMask) + thread();
+    auto* const mask = reinterpret_cast<uint4*>(system + SystemLayout<D>::kMask) + thread();
     float own_trace[2] = {0, 0};  // times pace
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -415,7 +415,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     if (lane() == 0) s.spread[thread() / 32] = lowest;
     b.scale(headroom);
     if (lane() % 4 == 0) rows->unscale[own_row()] = b.unscale[0], rows->unscale[own_row() + 8] = b.unscale[1];
-    auto* const rhs = reinterpret_cast<uint4*>(package + Package<D>::kRhs) + thread();
+    auto* const rhs = reinterpret_cast<uint4*>(system + SystemLayout<D>::kRhs) + thread();
 #pragma unroll
     for (int n = 0; n < D / 16; ++n) {
       rhs[n * kWarpgroup] = {b.words[4 * n], b.words[4 * n + 1], b.words[4 * n + 2], b.words[4 * n + 3]};

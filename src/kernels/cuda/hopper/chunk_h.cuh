@@ -1,4 +1,5 @@
-// States. A block walks the chunks of a group of segments with states in its accumulators,
+// chunk_h: H and U at the start of every chunk. A block walks the chunks of a group of segments with states in its
+// accumulators,
 //
 //   H ← ζ_C H + Wᵀ K,   U ← ζ_C U + Wᵀ V,   W = diag(w) K,   w_j = β_j M_jC
 //
@@ -6,7 +7,7 @@
 // and W in two 16-bit parts. Two more warpgroups do nothing but make tiles, two or three chunks ahead, so that neither
 // state waits for memory or for the other. It does so twice: from zero, to find what each group adds (after which
 // `carry_groups` runs along the groups), and then from the state that arrives, this time leaving the state at the start
-// of every chunk where the solve and the answers find it. Walking twice is cheaper than writing and reading a state per
+// of every chunk where `solve` and `chunk_o` find it. Walking twice is cheaper than writing and reading a state per
 // chunk three times over.
 #pragma once
 
@@ -16,7 +17,7 @@ namespace gka::kernels::cuda::hopper {
 
 /// States at the start of every chunk, divided by their norms, in float16: tiles of 64-column blocks of D rows, so that
 /// one bulk copy brings one in. A state that is zero, or lost (not finite), is a tile of zeros.
-struct KeyStates {
+struct ChunkStates {
   __half* tiles = nullptr;  // [slots, heads, across, D, 128]
   float* norm = nullptr;    // [slots, heads, across]: ‖·‖_F; NaN for a lost one
   float* trace = nullptr;   // [slots, heads]: of H
@@ -29,34 +30,35 @@ struct KeyStates {
 };
 
 /// What a chunk does to a state, for all chunks: found once.
-struct Fades {
+struct StateUpdates {
   float* weight = nullptr;  // [slots, heads, 64]: w_j over `unit`; 0 for a token that is lost itself
   float2* chunk = nullptr;  // [slots, heads]: ζ_C, NaN if the chunk's end is lost; and the unit
   Gates* gates = nullptr;   // [slots, heads]; null: not wanted
 };
 
-/// One of the two states of a walk.
+/// One of the two states that a block carries.
 struct Track {
   float* states = nullptr;  // [groups, heads, rows, columns]: own parts go there, or start states come from there
   int rows = 0, columns = 0;
-  KeyStates spread{};
-  float* saved = nullptr;  // spreading: [segments, heads, rows, columns], the states at the start of segments; or null
+  ChunkStates chunks{};
+  float* saved =
+      nullptr;  // every chunk: [segments, heads, rows, columns], the states at the start of segments; or null
 };
 
-struct Walk {
-  Fades fades{};
+struct ChunkHCall {
+  StateUpdates updates{};
   Track h{}, u{};
-  float* zeta = nullptr;   // [groups, heads]: own walk: what is left of an earlier state
-  bool skip_last = false;  // own walk: nobody asks for the end of a sequence
+  float* zeta = nullptr;   // [groups, heads]: of groups: what is left of an earlier state
+  bool skip_last = false;  // of groups: nobody asks for the end of a sequence
   bool whole_k = false, whole_v = false;
 };
 
-/// Finds Fades: a warp has a chunk of a head. The unit is a power of two that brings the largest weight near 1, for
-/// float16, whose range is small; bf16 has it at 1. `cuts`: the first block finds the cut meanwhile, which is then not
-/// there yet.
+/// Finds StateUpdates: a warp has a chunk of a head. The unit is a power of two that brings the largest weight near 1,
+/// for float16, whose range is small; bf16 has it at 1. `cuts`: the first block finds the cut meanwhile, which is then
+/// not there yet.
 template <DType kType>
 static __global__ void __launch_bounds__(kThreads)
-    find_fades(const __grid_constant__ Problem p, Cut cut, Fades fades, bool cuts) {
+    chunk_gates(const __grid_constant__ Problem p, Cut cut, StateUpdates updates, bool cuts) {
   if (cuts && block() == 0) return find_cut(p, cut);
   const int rows = static_cast<int>(p.batch * ((p.tokens + kSegment - 1) / kSegment)), heads = heads_of(p);
   const int tasks = p.cu_seqlens != nullptr ? chunk_tasks(p, cut.plan) : 2 * rows * heads;
@@ -91,8 +93,8 @@ static __global__ void __launch_bounds__(kThreads)
     }
     sum[1] += __shfl_sync(0xffffffffu, sum[0], 31);
     const double end = __shfl_sync(0xffffffffu, sum[1], 31);
-    if (fades.gates != nullptr) {
-      Gates& gates = fades.gates[task];
+    if (updates.gates != nullptr) {
+      Gates& gates = updates.gates[task];
       const auto both = [](const unsigned (&words)[2]) {
         return words[0] | static_cast<std::uint64_t>(words[1]) << 32;
       };
@@ -116,7 +118,7 @@ static __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // 0 stands for what is forgotten, not for what is only small
       const double since = end - sum[i];
-      const float faded = most(beta[i] * __expf(static_cast<float>(since)), 1e-40f);
+      const float faded = max(beta[i] * __expf(static_cast<float>(since)), 1e-40f);
       weight[i] = beta[i] > 0 && since > kForget / 2 ? faded : 0;
     }
     float unit = 1;
@@ -128,9 +130,9 @@ static __global__ void __launch_bounds__(kThreads)
       if (bits > 0x08000000u && bits < 0x77000000u) unit = bits_to_float(bits);
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) fades.weight[task * kTokens + lane() + 32 * i] = weight[i] / unit;
+    for (int i = 0; i < 2; ++i) updates.weight[task * kChunk + lane() + 32 * i] = weight[i] / unit;
     const auto zeta = __expf(static_cast<float>(end));
-    if (lane() == 0) fades.chunk[task] = {lost ? bits_to_float(0x7fc00000u) : zeta, unit};
+    if (lane() == 0) updates.chunk[task] = {lost ? bits_to_float(0x7fc00000u) : zeta, unit};
   }
 }
 
@@ -329,29 +331,29 @@ struct State {
   /// += Aᵀ B: tiles of 64 rows, of D and of N columns.
   template <bool kHalf>
   __device__ __forceinline__ void add(const char* a, const char* b) {
-    constexpr int kBlock = kTokens * 128;
+    constexpr int kBlock = kChunk * 128;
     const std::uint64_t right = descriptor(b, kBlock);
 #pragma unroll
     for (int m = 0; m < D / 64; ++m) {
       const std::uint64_t left = descriptor(a + m * kBlock, kBlock);
 #pragma unroll
-      for (int s = 0; s < kTokens / 16; ++s) {
+      for (int s = 0; s < kChunk / 16; ++s) {
         mma<true, true, kHalf>(part[m], mn_major_step(left, s), mn_major_step(right, s));
       }
     }
   }
 };
 
-/// A block of a walk: two warpgroups make tiles, one has H, one 128 columns of U. Registers go where the states are.
-inline constexpr int kMakers = 2 * kWarpgroup, kWalkThreads = kMakers + 2 * kWarpgroup;
-inline constexpr int kMakerRegisters = 80, kWalkerRegisters = 176;
+/// Two producer warpgroups make tiles, two consumers have H and 128 columns of U. Registers go where the states are.
+inline constexpr int kProducers = 2 * kWarpgroup, kChunkHThreads = kProducers + 2 * kWarpgroup;
+inline constexpr int kProducerRegisters = 80, kConsumerRegisters = 176;
 
-/// Shared memory of a walk: stages of token tiles (W in two parts, keys, values), and the tiles of both states.
-template <int D, bool kSpread>
-struct WalkRoom {
-  static constexpr int kStages = kSpread ? 2 : 3;
-  static constexpr int kTile = kTokens * kWidth * 2, kStage = 4 * kTile, kState = D * kWidth * 2;
-  static constexpr int kBytes = 1024 + kStages * kStage + (kSpread ? 2 * kState : 0);
+/// Shared memory: stages of token tiles (W in two parts, keys, values), and the tiles of both states.
+template <int D, bool kEveryChunk>
+struct ChunkHLayout {
+  static constexpr int kStages = kEveryChunk ? 2 : 3;
+  static constexpr int kTile = kChunk * kWidth * 2, kStage = 4 * kTile, kState = D * kWidth * 2;
+  static constexpr int kBytes = 1024 + kStages * kStage + (kEveryChunk ? 2 * kState : 0);
 };
 
 /// Which stage chunk n of a block lies in (counted over all of its tasks), and the parity of its turn there.
@@ -363,17 +365,17 @@ struct Turn {
   }
 };
 
-/// What passes between the warpgroups of a walk.
+/// What passes between producers and consumers.
 template <int kStages>
-struct WalkShared {
+struct ChunkHShared {
   std::uint64_t full[kStages], empty[kStages];
-  float2 fade[kStages];  // of the chunk: Fades::chunk
+  float2 fade[kStages];  // of the chunk: StateUpdates::chunk
   int lost[kStages][2];  // the last chunk in this stage (counted from 1) whose part of H, of U is not finite
   float2 room[2][2][4];
 };
 
-/// A (group, head, block of columns) of a walk.
-struct WalkTask {
+/// A (group, head, block of columns).
+struct GroupTask {
   int head, slot, first_chunk;  // of [groups, heads]; of [slots, heads]
   Group group;
   Stretch whole;
@@ -381,12 +383,13 @@ struct WalkTask {
   bool skipped;
 };
 
-template <bool kSpread>
-__device__ __forceinline__ WalkTask walk_task(const Problem& p, const Cut& cut, const Walk& w, int task, int across) {
+template <bool kEveryChunk>
+__device__ __forceinline__ GroupTask group_task(const Problem& p, const Cut& cut, const ChunkHCall& w, int task,
+                                                int across) {
   const int heads = heads_of(p), head = task / across % heads, at = task / across / heads;
   const Group group = cut.groups[at];
   const Stretch whole = tokens_of(cut, group);
-  const int chunks = static_cast<int>((whole.length + kTokens - 1) / kTokens);
+  const int chunks = static_cast<int>((whole.length + kChunk - 1) / kChunk);
   return {.head = head,
           .slot = at * heads + head,
           .first_chunk = 2 * static_cast<int>(group.segment) * heads + head,
@@ -394,21 +397,22 @@ __device__ __forceinline__ WalkTask walk_task(const Problem& p, const Cut& cut, 
           .whole = whole,
           .column_block = static_cast<int>(task % across),
           .chunks = chunks,
-          .walked = kSpread ? chunks - 1 : chunks,
-          .skipped = !kSpread && w.skip_last && cut.plan.segments[group.segment + group.count - 1].last != 0};
+          .walked = kEveryChunk ? chunks - 1 : chunks,
+          .skipped = !kEveryChunk && w.skip_last && cut.plan.segments[group.segment + group.count - 1].last != 0};
 }
 
 /// The warpgroups that make tiles: a unit of the next chunk is asked for as soon as that of this one is stored.
-template <int D, bool kSpread, DType kType, bool kWhole>
-__device__ __forceinline__ void make_tiles(const Problem& p, const Cut& cut, const Walk& w, char* tiles,
-                                           WalkShared<WalkRoom<D, kSpread>::kStages>& s, int tasks, int across) {
-  using Room = WalkRoom<D, kSpread>;
-  using Rows = TokenRows<D, kMakers>;
+template <int D, bool kEveryChunk, DType kType, bool kWhole>
+__device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, const ChunkHCall& w, char* tiles,
+                                              ChunkHShared<ChunkHLayout<D, kEveryChunk>::kStages>& s, int tasks,
+                                              int across) {
+  using Room = ChunkHLayout<D, kEveryChunk>;
+  using Rows = TokenRows<D, kProducers>;
   const int heads = heads_of(p);
   Turn<Room::kStages> turn;
   int counted = 0;
   for (int task = own_block(); task < tasks; task += all_blocks()) {
-    const WalkTask t = walk_task<kSpread>(p, cut, w, task, across);
+    const GroupTask t = group_task<kEveryChunk>(p, cut, w, task, across);
     if (t.skipped || t.walked <= 0) continue;
     Rows keys, values;
     float weight[Rows::kOwn];
@@ -421,8 +425,8 @@ __device__ __forceinline__ void make_tiles(const Problem& p, const Cut& cut, con
     const auto fetch_weights = [&](int i) {
       const int chunk = t.first_chunk + i * heads;
 #pragma unroll
-      for (int n = 0; n < Rows::kOwn; ++n) weight[n] = w.fades.weight[chunk * kTokens + Rows::row(n)];
-      fade = w.fades.chunk[chunk];
+      for (int n = 0; n < Rows::kOwn; ++n) weight[n] = w.updates.weight[chunk * kChunk + Rows::row(n)];
+      fade = w.updates.chunk[chunk];
     };
     keys.template fetch_units<kWhole>(keys_of(0));
     values.template fetch_units<kWhole>(values_of(0));
@@ -458,8 +462,8 @@ __device__ __forceinline__ void make_tiles(const Problem& p, const Cut& cut, con
 
 /// Leaves a state at the start of a chunk: `at` is slot · heads + head.
 template <int D, int N>
-__device__ __forceinline__ void spread_state(State<D, N>& state, const KeyStates& to, int at, int column_block,
-                                             bool with_trace, float unit, char* staged, float2 (&room)[2][4]) {
+__device__ __forceinline__ void leave_state(State<D, N>& state, const ChunkStates& to, int at, int column_block,
+                                            bool with_trace, float unit, char* staged, float2 (&room)[2][4]) {
   const bool leader = thread() % kWarpgroup == 0;
   if (leader) bulk_store_wait();
   const float2 measured = state.measure(with_trace, room);
@@ -475,23 +479,24 @@ __device__ __forceinline__ void spread_state(State<D, N>& state, const KeyStates
 }
 
 /// A warpgroup with a state.
-template <int D, bool kSpread, DType kType>
-__device__ __forceinline__ void walk_state(const Problem& p, const Cut& cut, const Walk& w, char* tiles,
-                                           WalkShared<WalkRoom<D, kSpread>::kStages>& s, int tasks, int across) {
-  using Room = WalkRoom<D, kSpread>;
+template <int D, bool kEveryChunk, DType kType>
+__device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, const ChunkHCall& w, char* tiles,
+                                              ChunkHShared<ChunkHLayout<D, kEveryChunk>::kStages>& s, int tasks,
+                                              int across) {
+  using Room = ChunkHLayout<D, kEveryChunk>;
   constexpr bool kHalf = kType == DType::float16;
-  const bool of_u = thread() / kWarpgroup == kWalkThreads / kWarpgroup - 1;
+  const bool of_u = thread() / kWarpgroup == kChunkHThreads / kWarpgroup - 1;
   const Track& track = of_u ? w.u : w.h;
   const int heads = heads_of(p);
   Turn<Room::kStages> turn;
   int counted = 0;
   for (int task = own_block(); task < tasks; task += all_blocks()) {
-    const WalkTask t = walk_task<kSpread>(p, cut, w, task, across);
+    const GroupTask t = group_task<kEveryChunk>(p, cut, w, task, across);
     if (t.skipped) continue;
     const bool active = of_u || t.column_block == 0;
     const int column_block = of_u ? t.column_block : 0, size = track.rows * track.columns;
     State<D, kWidth> state;
-    if (kSpread) {
+    if (kEveryChunk) {
       state.load(track.states + static_cast<std::int64_t>(t.slot) * size, active ? track.rows : 0, track.columns,
                  column_block * kWidth);
     } else {
@@ -501,20 +506,20 @@ __device__ __forceinline__ void walk_state(const Problem& p, const Cut& cut, con
     double left = 1;
 #pragma unroll 1
     for (int i = 0, at = t.first_chunk; i < t.chunks; ++i, at += heads) {
-      if (kSpread && active) {
+      if (kEveryChunk && active) {
         if (track.saved != nullptr && i % 2 == 0) {
           const std::int64_t segment = (at - t.head) / 2 + t.head;  // · heads + head
           state.store(track.saved + segment * size, track.rows, track.columns, column_block * kWidth, unit);
         }
         char* const staged = tiles + Room::kStages * Room::kStage + (of_u ? Room::kState : 0);
-        spread_state(state, track.spread, at, column_block, !of_u, unit, staged, s.room[of_u ? 1 : 0]);
+        leave_state(state, track.chunks, at, column_block, !of_u, unit, staged, s.room[of_u ? 1 : 0]);
       }
       if (i == t.walked) break;
       barrier_wait(&s.full[turn.stage], turn.parity);
       const float2 fade = s.fade[turn.stage];
       ++counted;
       const bool lost = fade.x != fade.x || s.lost[turn.stage][of_u ? 1 : 0] == counted;
-      if (!kSpread) left = fade.x == 0 ? 0 : left * fade.x;
+      if (!kEveryChunk) left = fade.x == 0 ? 0 : left * fade.x;
       state.fade(kHalf ? fade.x * (unit / fade.y) : fade.x);
       unit = fade.y;
       state.hold();
@@ -530,24 +535,24 @@ __device__ __forceinline__ void walk_state(const Problem& p, const Cut& cut, con
       turn.next();
       if (lost) state.fill(bits_to_float(0x7fc00000u));
     }
-    if (!kSpread && active) {
+    if (!kEveryChunk && active) {
       state.store(track.states + static_cast<std::int64_t>(t.slot) * size, track.rows, track.columns,
                   column_block * kWidth, unit);
       if (!of_u && thread() % kWarpgroup == 0) w.zeta[t.slot] = static_cast<float>(left);
     }
   }
-  if (kSpread && thread() % kWarpgroup == 0) bulk_store_finish();
+  if (kEveryChunk && thread() % kWarpgroup == 0) bulk_store_finish();
 }
 
-template <int D, bool kSpread, DType kType>
-__global__ void __launch_bounds__(kWalkThreads, 1)
-    walk(const __grid_constant__ Problem p, Cut cut, const __grid_constant__ Walk w) {
+template <int D, bool kEveryChunk, DType kType>
+__global__ void __launch_bounds__(kChunkHThreads, 1)
+    chunk_h(const __grid_constant__ Problem p, Cut cut, const __grid_constant__ ChunkHCall w) {
   static_assert(D == kWidth);
-  constexpr int kStages = WalkRoom<D, kSpread>::kStages;
-  __shared__ WalkShared<kStages> s;
+  constexpr int kStages = ChunkHLayout<D, kEveryChunk>::kStages;
+  __shared__ ChunkHShared<kStages> s;
   char* const tiles = aligned_tiles();
   if (thread() < kStages) {
-    barrier_init(&s.full[thread()], kMakers);
+    barrier_init(&s.full[thread()], kProducers);
     barrier_init(&s.empty[thread()], 2 * kWarpgroup / 32);
     s.lost[thread()][0] = s.lost[thread()][1] = 0;
     barrier_fence();
@@ -555,16 +560,16 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
   sync();
   const int across = (w.u.columns + kWidth - 1) / kWidth;
   const int tasks = static_cast<int>(cut.count(p)) * heads_of(p) * across;
-  if (thread() < kMakers) {
-    set_registers<kMakerRegisters, false>();
+  if (thread() < kProducers) {
+    set_registers<kProducerRegisters, false>();
     if (w.whole_k && w.whole_v) {
-      make_tiles<D, kSpread, kType, true>(p, cut, w, tiles, s, tasks, across);
+      produce_tiles<D, kEveryChunk, kType, true>(p, cut, w, tiles, s, tasks, across);
     } else {
-      make_tiles<D, kSpread, kType, false>(p, cut, w, tiles, s, tasks, across);
+      produce_tiles<D, kEveryChunk, kType, false>(p, cut, w, tiles, s, tasks, across);
     }
   } else {
-    set_registers<kWalkerRegisters, true>();
-    walk_state<D, kSpread, kType>(p, cut, w, tiles, s, tasks, across);
+    set_registers<kConsumerRegisters, true>();
+    consume_tiles<D, kEveryChunk, kType>(p, cut, w, tiles, s, tasks, across);
   }
 }
 

@@ -1,4 +1,4 @@
-// A stand-in for src/kernels/cuda/hopper/backward_tiles.cuh: the same products of the same float16 numbers, one number
+// A stand-in for src/kernels/cuda/hopper/warpgroup.cuh: the same products of the same float16 numbers, one number
 // after another.
 #pragma once
 
@@ -6,9 +6,9 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cuda/hopper/backward_layout.cuh"
+#include "kernels/cuda/hopper/tile.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
+namespace gka::kernels::cuda::hopper::bwd {
 
 inline constexpr int kTileThreads = 1;
 inline constexpr int kTeams = 1;
@@ -35,7 +35,7 @@ inline void publish() {}
 inline float of_lane(float value, int) { return value; }
 inline std::uint32_t largest_word(const Unit& unit) {
   std::uint32_t top = 0;
-  for (const std::uint32_t word : unit.words) top = most(top, most(word & 0x7fffu, word >> 16 & 0x7fffu));
+  for (const std::uint32_t word : unit.words) top = max(top, max(word & 0x7fffu, word >> 16 & 0x7fffu));
   return top;
 }
 
@@ -59,30 +59,23 @@ inline std::uint32_t pack_bfloats(float x, float y) {
   return rounded(x) | rounded(y) << 16;
 }
 
-inline void copy_sixteen(void* to, const void* from, bool zero) {
-  zero ? std::memset(to, 0, 16) : std::memcpy(to, from, 16);
-}
-inline void wait_for_copies() {}
 template <int = 1>
 void copy_rows(const Tile& to, const std::uint16_t* from, int stride, int len) {
   for (int c = 0; c < kChunk; ++c) {
-    for (int u = 0; u < kWidth / 8; ++u) copy_sixteen(to.at(c, 8 * u), from + c * stride + 8 * u, c >= len);
+    for (int u = 0; u < kWidth / 8; ++u) copy_async(to.at(c, 8 * u), from + c * stride + 8 * u, c < len);
   }
 }
-inline void end_of_copies() {}
-template <int>
-void wait_for_copies_but() {}
 
-struct Piece {
+struct BulkCopy {
   void* to;
   const void* from;
   int bytes;
 };
-struct Arrival {
+struct BulkBarrier {
   void init() { requested = 0; }
-  template <typename... Pieces>
-  void request(const Pieces&... pieces) {
-    (std::memcpy(pieces.to, pieces.from, static_cast<std::size_t>(pieces.bytes)), ...);
+  template <typename... Copies>
+  void request(const Copies&... copies) {
+    (std::memcpy(copies.to, copies.from, static_cast<std::size_t>(copies.bytes)), ...);
     ++requested;
   }
   void wait(int phase) const {
@@ -148,14 +141,14 @@ template <typename Load, typename Measure, typename Finish>
 void sweep_half_rows(Load&& load, Measure&& measure, Finish&& finish) {
   for (int row = 0; row < kChunk; ++row) {
     const auto low = load(row, 0), high = load(row, 8);
-    const std::uint32_t top = most(measure(low), measure(high));
+    const std::uint32_t top = max(measure(low), measure(high));
     finish(row, 0, low, top);
     finish(row, 8, high, top);
   }
 }
 inline std::uint32_t largest_of_tokens(const float* values) {
   std::uint32_t top = 0;
-  for (int c = 0; c < kChunk; ++c) top = most(top, size_bits(values[c]));
+  for (int c = 0; c < kChunk; ++c) top = max(top, size_bits(values[c]));
   return top;
 }
 
@@ -223,15 +216,15 @@ class Product {
     each([&](const At& at, float& x, float& y) { body(at, x, y, tile.pair(at.row, at.column)); });
   }
 
-  template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
+  template <Major kMajor, bool kAdd = false, int kDepth = kWidth>
   void multiply(const Tile& a, const Tile& b) {
     add_product(
         kAdd, kDepth, [&](int m, int l) { return one(a, m, l); },
-        [&](int l, int n) { return kLies == Lies::by_depth ? one(b, l, n) : one(b, n, l); });
+        [&](int l, int n) { return kMajor == Major::mn ? one(b, l, n) : one(b, n, l); });
   }
-  template <Lies kLies, bool kAdd = false, int kDepth = kWidth>
+  template <Major kMajor, bool kAdd = false, int kDepth = kWidth>
   void queue(const Tile& a, const Tile& b) {
-    multiply<kLies, kAdd, kDepth>(a, b);
+    multiply<kMajor, kAdd, kDepth>(a, b);
   }
   static void finish(const auto&...) {}
   void multiply_symmetric(const Tile& a, const Tile& b) {
@@ -260,7 +253,7 @@ class Product {
         const Pair pair = value(At{m, n, m, n}, c_[m][n], c_[m][n + 1]);
         row[n] = pair.x;
         row[n + 1] = pair.y;
-        top = most(top, most(size_bits(pair.x), size_bits(pair.y)));
+        top = max(top, max(size_bits(pair.x), size_bits(pair.y)));
       }
       const Scale scale = scale_of(top);
       left.factor[m] = scale.down;
@@ -348,7 +341,7 @@ class Product {
     return top;
   }
   void row_tops(std::uint32_t* out) {
-    each([&](const At& at, float x, float y) { out[at.row] = most(out[at.row], most(size_bits(x), size_bits(y))); });
+    each([&](const At& at, float x, float y) { out[at.row] = max(out[at.row], max(size_bits(x), size_bits(y))); });
   }
   void column_sums(float*, float* out) {
     for (int n = 0; n < kN; ++n) {
@@ -358,7 +351,7 @@ class Product {
   }
   std::uint32_t largest(std::uint32_t*) {
     std::uint32_t top = 0;
-    each([&](const At&, float x, float y) { top = most(top, most(size_bits(x), size_bits(y))); });
+    each([&](const At&, float x, float y) { top = max(top, max(size_bits(x), size_bits(y))); });
     return top;
   }
   OfRows tops() {
@@ -430,4 +423,4 @@ class Product {
   }
 };
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd

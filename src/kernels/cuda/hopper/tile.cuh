@@ -2,12 +2,10 @@
 // powers of two by which rows and tiles are scaled.
 #pragma once
 
-#include "kernels/cuda/block.cuh"
 #include "kernels/cuda/hopper/sizes.h"
+#include "kernels/cuda/thread_block.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
-
-inline constexpr int kChunk = kTokens;  // the rows of a tile
+namespace gka::kernels::cuda::hopper::bwd {
 
 struct alignas(8) Pair {
   float x, y;
@@ -67,6 +65,6 @@ struct At {
   int row, column, r, c;
 };
 /// How the second operand of a product lies: its rows are the columns of the result, or what is summed over.
-enum class Lies : std::uint8_t { by_columns, by_depth };
+enum class Major : std::uint8_t { k, mn };
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd

@@ -1,12 +1,12 @@
-// carry_back: what arrives at the end of every chunk from all later ones, along each sequence in reverse.
+// bwd_carry: what arrives at the end of every chunk from all later ones, along each sequence in reverse.
 #pragma once
 
-#include "kernels/cuda/hopper/backward_shared.cuh"
+#include "kernels/cuda/hopper/bwd_shared.cuh"
 
-namespace gka::kernels::cuda::hopper::passes {
+namespace gka::kernels::cuda::hopper::bwd {
 
 /// One of the two gradients that are carried.
-struct CarryBack {
+struct CarriedGradient {
   States parts;
   float* down;         // of what arrives
   const float* start;  // [sequences, heads, rows, columns]: the final state's gradient, or null
@@ -23,16 +23,16 @@ static __global__ void __launch_bounds__(kTileThreads) find_largest(std::int64_t
   auto& parts = *reinterpret_cast<float (*)[4]>(tile_memory());
   std::uint32_t top = 0;
   for (std::int64_t i = tile_thread(); i < size; i += kTileThreads) {
-    top = most(top, size_bits(states[block() * size + i]));
+    top = max(top, size_bits(states[block() * size + i]));
   }
   top = most_of_threads(top, reinterpret_cast<std::uint32_t*>(parts));
   if (tile_thread() == 0) to[block()] = usable(top) ? bits_to_float(top) : bits_to_float(0x7fc00000u);
 }
 
-/// Chunks that are on their way to a block of `carry_back` at a time.
+/// Chunks that are on their way to a block of `bwd_carry` at a time.
 inline constexpr int kCarryAhead = 12;
 /// What of them a block has: sixteen bytes of an own part and of a state for each thread.
-struct CarryMemory {
+struct CarryShared {
   Unit own[kCarryAhead][kTileThreads], states[kCarryAhead][kTileThreads];
 };
 
@@ -42,10 +42,10 @@ struct CarryMemory {
 /// gradient is symmetric.
 template <bool kKeys>
 __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan, const float* zetas,
-                                              const CarryBack& c, std::int64_t which) {
+                                              const CarriedGradient& c, std::int64_t which) {
   constexpr int kOwn = 8;
   constexpr std::int64_t kBlocks = kStateNumbers / kOwn / kTileThreads;
-  auto& memory = *reinterpret_cast<CarryMemory*>(tile_memory());
+  auto& memory = *reinterpret_cast<CarryShared*>(tile_memory());
   const std::int64_t head = which / kBlocks % p.heads, n = which / kBlocks / p.heads, state_at = n * p.heads + head;
   const int e = (static_cast<int>(which % kBlocks) * kTileThreads + tile_thread()) * kOwn;
   const int row = e / 64 % kWidth, column = e / 64 / kWidth * 64 + ((e % 64 / 8) ^ (row % 8)) * 8;
@@ -62,10 +62,10 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
   const auto task_of = [&](int back) { return last_task - back * p.heads; };
   const auto request = [&](int back, int place) {
     if (back < count) {
-      copy_sixteen(&memory.own[place][tile_thread()], c.parts.tile(task_of(back)) + e, false);
-      copy_sixteen(&memory.states[place][tile_thread()], c.states.tile(task_of(back)) + e, false);
+      copy_async(&memory.own[place][tile_thread()], c.parts.tile(task_of(back)) + e, true);
+      copy_async(&memory.states[place][tile_thread()], c.states.tile(task_of(back)) + e, true);
     }
-    end_of_copies();
+    end_group();
   };
   for (int a = 0; a < kCarryAhead; ++a) request(a, a);
   struct Numbers {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
     const auto number = [&](float own) { return of_lane(own, back % kLanes); };
     const float zeta = number(here.zeta), part_down = number(here.down);
     const std::int64_t task = task_of(back);
-    wait_for_copies_but<kCarryAhead - 1>();
+    wait_for_groups_but<kCarryAhead - 1>();
     const Eight own = unpack<DType::float16>(memory.own[place][tile_thread()]),
                 h = unpack<DType::float16>(memory.states[place][tile_thread()]);
     const bool fine = finite(bound);
@@ -134,8 +134,8 @@ inline constexpr int kCarryQuarter = kStateNumbers / 8 / kTileThreads / 4, kCarr
 
 /// Both gradients, in turn.
 static __global__ void __launch_bounds__(kTileThreads, 4)
-    carry_back(const __grid_constant__ Problem p, Plan plan, const float* zetas, const __grid_constant__ CarryBack of_u,
-               const __grid_constant__ CarryBack of_h) {
+    bwd_carry(const __grid_constant__ Problem p, Plan plan, const float* zetas,
+              const __grid_constant__ CarriedGradient of_u, const __grid_constant__ CarriedGradient of_h) {
   const std::int64_t state = block() / kCarryBlocks;
   const int part = static_cast<int>(block() % kCarryBlocks), of_keys = part - 4 * kCarryQuarter;
   if (of_keys < 0) {
@@ -159,4 +159,4 @@ static __global__ void __launch_bounds__(kTileThreads) make_symmetric(std::int64
   }
 }
 
-}  // namespace gka::kernels::cuda::hopper::passes
+}  // namespace gka::kernels::cuda::hopper::bwd
