@@ -3,111 +3,127 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <iterator>
-#include <mutex>
+#include <span>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <variant>
 
+#include "ops/checks.h"
+
 namespace gka::ops {
-namespace {
 
-using Member = std::variant<at::Tensor Arguments::*, double Arguments::*, std::int64_t Arguments::*, bool Arguments::*,
-                            std::string Arguments::*, std::vector<bool> Arguments::*>;
-
+template <typename Call>
 struct Field {
   std::string_view name;
-  Member member;
+  std::variant<at::Tensor Call::*, double Call::*, std::int64_t Call::*, bool Call::*, std::vector<bool> Call::*,
+               kernels::Part Call::*, Solver Call::*, Gradient Call::*, RidgeMode Call::*, Activation Call::*,
+               L2Norm Call::*>
+      member;
 };
 
-constexpr Field kFields[] = {
-    {"q", &Arguments::q},
-    {"k", &Arguments::k},
-    {"v", &Arguments::v},
-    {"log_decay", &Arguments::log_decay},
-    {"beta", &Arguments::beta},
-    {"alpha", &Arguments::alpha},
-    {"ridge_diagonal", &Arguments::ridge_diagonal},
-    {"h0", &Arguments::h0},
-    {"u0", &Arguments::u0},
-    {"cu_seqlens", &Arguments::cu_seqlens},
-    {"scale", &Arguments::scale},
-    {"ridge", &Arguments::ridge},
-    {"iterations", &Arguments::iterations},
-    {"solver", &Arguments::solver},
-    {"gradient", &Arguments::gradient},
-    {"ridge_mode", &Arguments::ridge_mode},
-    {"ridge_gradient", &Arguments::ridge_gradient},
-    {"decay_keys", &Arguments::decay_keys},
-    {"refine", &Arguments::refine},
-    {"output_final_state", &Arguments::output_final_state},
-    {"part", &Arguments::part},
-    {"save", &Arguments::save},
-    {"x", &Arguments::x},
-    {"norm", &Arguments::norm},
-    {"h_segments", &Arguments::h_segments},
-    {"u_segments", &Arguments::u_segments},
-    {"d_o", &Arguments::d_o},
-    {"d_h", &Arguments::d_h},
-    {"d_u", &Arguments::d_u},
-    {"needs", &Arguments::needs},
-    {"h", &Arguments::h},
-    {"u", &Arguments::u},
-    {"state_indices", &Arguments::state_indices},
-    {"iterations_per_sequence", &Arguments::iterations_per_sequence},
-    {"weight", &Arguments::weight},
-    {"bias", &Arguments::bias},
-    {"gate", &Arguments::gate},
-    {"initial_state", &Arguments::initial_state},
-    {"state", &Arguments::state},
-    {"d_y", &Arguments::d_y},
-    {"d_final_state", &Arguments::d_final_state},
-    {"activation", &Arguments::activation},
-    {"l2_norm", &Arguments::l2_norm},
-    {"head_dim", &Arguments::head_dim},
-    {"eps", &Arguments::eps},
+namespace {
+
+constexpr Field<MemoryCall> kMemoryFields[] = {
+    {"q", &MemoryCall::q},
+    {"k", &MemoryCall::k},
+    {"v", &MemoryCall::v},
+    {"log_decay", &MemoryCall::log_decay},
+    {"beta", &MemoryCall::beta},
+    {"alpha", &MemoryCall::alpha},
+    {"ridge_diagonal", &MemoryCall::ridge_diagonal},
+    {"h0", &MemoryCall::h0},
+    {"u0", &MemoryCall::u0},
+    {"cu_seqlens", &MemoryCall::cu_seqlens},
+    {"part", &MemoryCall::part},
+    {"scale", &MemoryCall::scale},
+    {"ridge", &MemoryCall::ridge},
+    {"iterations", &MemoryCall::iterations},
+    {"solver", &MemoryCall::solver},
+    {"gradient", &MemoryCall::gradient},
+    {"ridge_mode", &MemoryCall::ridge_mode},
+    {"ridge_gradient", &MemoryCall::ridge_gradient},
+    {"decay_keys", &MemoryCall::decay_keys},
+    {"refine", &MemoryCall::refine},
+    {"output_final_state", &MemoryCall::output_final_state},
+    {"save", &MemoryCall::save},
+    {"x", &MemoryCall::x},
+    {"norm", &MemoryCall::norm},
+    {"h_segments", &MemoryCall::h_segments},
+    {"u_segments", &MemoryCall::u_segments},
+    {"d_o", &MemoryCall::d_o},
+    {"d_h", &MemoryCall::d_h},
+    {"d_u", &MemoryCall::d_u},
+    {"needs", &MemoryCall::needs},
+    {"h", &MemoryCall::h},
+    {"u", &MemoryCall::u},
+    {"state_indices", &MemoryCall::state_indices},
+    {"iterations_per_sequence", &MemoryCall::iterations_per_sequence},
 };
 
-const Field& field(std::string_view name) {
-  const auto* found =
-      std::find_if(std::begin(kFields), std::end(kFields), [&](const Field& f) { return f.name == name; });
-  TORCH_INTERNAL_ASSERT(found != std::end(kFields), "no field for the argument ", name);
-  return *found;
+constexpr Field<ConvCall> kConvFields[] = {
+    {"x", &ConvCall::x},
+    {"weight", &ConvCall::weight},
+    {"bias", &ConvCall::bias},
+    {"initial_state", &ConvCall::initial_state},
+    {"cu_seqlens", &ConvCall::cu_seqlens},
+    {"activation", &ConvCall::activation},
+    {"l2_norm", &ConvCall::l2_norm},
+    {"head_dim", &ConvCall::head_dim},
+    {"eps", &ConvCall::eps},
+    {"output_final_state", &ConvCall::output_final_state},
+    {"d_y", &ConvCall::d_y},
+    {"d_final_state", &ConvCall::d_final_state},
+    {"needs", &ConvCall::needs},
+    {"state", &ConvCall::state},
+    {"state_indices", &ConvCall::state_indices},
+};
+
+constexpr Field<NormCall> kNormFields[] = {
+    {"x", &NormCall::x},           {"gate", &NormCall::gate},
+    {"weight", &NormCall::weight}, {"activation", &NormCall::activation},
+    {"eps", &NormCall::eps},       {"d_y", &NormCall::d_y},
+    {"needs", &NormCall::needs},
+};
+
+template <typename Call>
+constexpr std::span<const Field<Call>> fields_of() {
+  if constexpr (std::is_same_v<Call, MemoryCall>) return kMemoryFields;
+  if constexpr (std::is_same_v<Call, ConvCall>) return kConvFields;
+  if constexpr (std::is_same_v<Call, NormCall>) return kNormFields;
 }
 
-/// The field of each argument of an operator, found once.
-const std::vector<const Field*>& fields_of(const c10::FunctionSchema& schema) {
-  static std::mutex mutex;
-  static std::unordered_map<const c10::FunctionSchema*, std::vector<const Field*>> known;
-  const std::lock_guard lock(mutex);
-  auto& fields = known[&schema];
-  if (fields.empty()) {
-    for (const auto& formal : schema.arguments()) fields.push_back(&field(formal.name()));
-  }
-  return fields;
+template <typename Call>
+const Field<Call>* field_named(std::string_view name) {
+  const auto fields = fields_of<Call>();
+  const auto found = std::ranges::find(fields, name, &Field<Call>::name);
+  TORCH_INTERNAL_ASSERT(found != fields.end(), "no field for the argument ", name);
+  return &*found;
 }
 
-void set(Arguments& arguments, const Field& field, const c10::IValue& value) {
+template <typename Call>
+void set(std::string_view op, Call& call, const Field<Call>& field, const c10::IValue& value) {
   std::visit(
       [&](auto member) {
-        using Value = std::remove_reference_t<decltype(arguments.*member)>;
+        using Value = std::remove_reference_t<decltype(call.*member)>;
         if constexpr (std::is_same_v<Value, at::Tensor>) {
-          if (!value.isNone()) arguments.*member = value.toTensor();
+          if (!value.isNone()) call.*member = value.toTensor();
         } else if constexpr (std::is_same_v<Value, std::vector<bool>>) {
           const auto list = value.toBoolList();
-          (arguments.*member).assign(list.begin(), list.end());
+          (call.*member).assign(list.begin(), list.end());
+        } else if constexpr (std::is_enum_v<Value>) {
+          call.*member = parse_choice<Value>(op, field.name, value.toStringRef());
         } else {
-          arguments.*member = value.to<Value>();
+          call.*member = value.to<Value>();
         }
       },
       field.member);
 }
 
-c10::IValue get(const Arguments& arguments, const Field& field) {
+template <typename Call>
+c10::IValue get(const Call& call, const Field<Call>& field) {
   return std::visit(
       [&](auto member) -> c10::IValue {
-        const auto& value = arguments.*member;
+        const auto& value = call.*member;
         using Value = std::remove_cvref_t<decltype(value)>;
         if constexpr (std::is_same_v<Value, at::Tensor>) {
           return value.defined() ? c10::IValue(value) : c10::IValue();
@@ -115,6 +131,8 @@ c10::IValue get(const Arguments& arguments, const Field& field) {
           c10::List<bool> list;
           for (const bool entry : value) list.push_back(entry);
           return list;
+        } else if constexpr (std::is_enum_v<Value>) {
+          return std::string(name_of(value));
         } else {
           return value;
         }
@@ -122,48 +140,84 @@ c10::IValue get(const Arguments& arguments, const Field& field) {
       field.member);
 }
 
-}  // namespace
-
-Arguments pop_arguments(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
-  Arguments arguments;
-  const auto& fields = fields_of(schema);
-  const auto values = torch::jit::last(stack, fields.size());
-  for (std::size_t i = 0; i < fields.size(); ++i) set(arguments, *fields[i], values[i]);
-  torch::jit::drop(stack, fields.size());
-  return arguments;
+/// Whether a backward pass finds it by pack_scalars: all but tensors and `needs`, which it makes itself.
+template <typename Call>
+bool is_scalar(const Field<Call>& field) {
+  return !std::holds_alternative<at::Tensor Call::*>(field.member) &&
+         !std::holds_alternative<std::vector<bool> Call::*>(field.member);
 }
 
-std::vector<at::Tensor> call(std::string_view name, const Arguments& arguments) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("gka::" + std::string(name)).c_str(), "");
+c10::OperatorHandle find(std::string_view name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(("gka::" + std::string(name)).c_str(), "");
+}
+
+}  // namespace
+
+template <typename Call>
+Operator<Call>::Operator(std::string_view name) : Operator(find(name)) {}
+
+template <typename Call>
+Operator<Call>::Operator(const c10::OperatorHandle& handle)
+    : handle_(handle), name_(handle.schema().name().substr(std::string_view("gka::").size())) {
+  for (const auto& formal : handle.schema().arguments()) fields_.push_back(field_named<Call>(formal.name()));
+}
+
+template <typename Call>
+Call Operator<Call>::pop(torch::jit::Stack& stack) const {
+  Call call;
+  const auto values = torch::jit::last(stack, fields_.size());
+  for (std::size_t i = 0; i < fields_.size(); ++i) set(name_, call, *fields_[i], values[i]);
+  torch::jit::drop(stack, fields_.size());
+  return call;
+}
+
+template <typename Call>
+std::vector<at::Tensor> Operator<Call>::operator()(const Call& call) const {
   torch::jit::Stack stack;
-  stack.reserve(op.schema().arguments().size());
-  for (const auto& formal : op.schema().arguments()) {
-    stack.push_back(get(arguments, field(formal.name())));
-    if (stack.back().isNone() && formal.type()->kind() == c10::TypeKind::TensorType) {
-      throw c10::TypeError(std::string(name) + ": " + formal.name() + " takes a tensor, got none");
+  stack.reserve(fields_.size());
+  const auto& formals = handle_.schema().arguments();
+  for (std::size_t i = 0; i < fields_.size(); ++i) {
+    stack.push_back(get(call, *fields_[i]));
+    if (stack.back().isNone() && formals[i].type()->kind() == c10::TypeKind::TensorType) {
+      throw c10::TypeError(name_ + ": " + formals[i].name() + " takes a tensor, got none");
     }
   }
-  op.callBoxed(&stack);
+  handle_.callBoxed(&stack);
   std::vector<at::Tensor> results;
   for (auto& value : stack) results.push_back(std::move(value).toTensor());
   return results;
+}
+
+template <typename Call>
+c10::IValue pack_scalars(const Call& call) {
+  c10::impl::GenericList scalars(c10::AnyType::get());
+  for (const auto& field : fields_of<Call>()) {
+    if (is_scalar(field)) scalars.push_back(get(call, field));
+  }
+  return scalars;
+}
+
+template <typename Call>
+void unpack_scalars(Call& call, const c10::IValue& packed) {
+  const auto scalars = packed.toList();
+  std::size_t next = 0;
+  for (const auto& field : fields_of<Call>()) {
+    if (is_scalar(field)) set("backward", call, field, scalars.get(next++));
+  }
 }
 
 void push_results(torch::jit::Stack& stack, const std::vector<at::Tensor>& results) {
   for (const auto& result : results) stack.emplace_back(result);
 }
 
-std::vector<std::pair<std::string, c10::IValue>> save_scalars(const Arguments& arguments) {
-  std::vector<std::pair<std::string, c10::IValue>> scalars;
-  for (const auto& field : kFields) {
-    if (std::holds_alternative<at::Tensor Arguments::*>(field.member) || field.name == "needs") continue;
-    scalars.emplace_back(field.name, get(arguments, field));
-  }
-  return scalars;
-}
-
-void load_scalar(Arguments& arguments, std::string_view name, const c10::IValue& value) {
-  set(arguments, field(name), value);
-}
+template class Operator<MemoryCall>;
+template class Operator<ConvCall>;
+template class Operator<NormCall>;
+template c10::IValue pack_scalars(const MemoryCall&);
+template c10::IValue pack_scalars(const ConvCall&);
+template c10::IValue pack_scalars(const NormCall&);
+template void unpack_scalars(MemoryCall&, const c10::IValue&);
+template void unpack_scalars(ConvCall&, const c10::IValue&);
+template void unpack_scalars(NormCall&, const c10::IValue&);
 
 }  // namespace gka::ops

@@ -26,20 +26,21 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// What the backward pass gets back, in the order in which it is saved.
-constexpr at::Tensor Arguments::* kSaved[] = {
-    &Arguments::q,     &Arguments::k,    &Arguments::v,          &Arguments::log_decay,  &Arguments::beta,
-    &Arguments::alpha, &Arguments::h0,   &Arguments::u0,         &Arguments::cu_seqlens, &Arguments::ridge_diagonal,
-    &Arguments::x,     &Arguments::norm, &Arguments::h_segments, &Arguments::u_segments,
+constexpr at::Tensor MemoryCall::* kSaved[] = {
+    &MemoryCall::q,          &MemoryCall::k,
+    &MemoryCall::v,          &MemoryCall::log_decay,
+    &MemoryCall::beta,       &MemoryCall::alpha,
+    &MemoryCall::h0,         &MemoryCall::u0,
+    &MemoryCall::cu_seqlens, &MemoryCall::ridge_diagonal,
+    &MemoryCall::x,          &MemoryCall::norm,
+    &MemoryCall::h_segments, &MemoryCall::u_segments,
 };
 
 /// Empty results of the forward operator stand for none.
 at::Tensor some(const at::Tensor& tensor, bool there) { return there ? tensor : at::Tensor(); }
 
-constexpr bool solves(Part part) { return part != Part::memory; }
-constexpr bool remembers(Part part) { return part != Part::solve; }
-
 /// The inputs among kDifferentiable that were given, which is what autograd counts.
-std::vector<std::size_t> given(const Arguments& a) {
+std::vector<std::size_t> given(const MemoryCall& a) {
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < std::size(kDifferentiable); ++i) {
     if ((a.*kDifferentiable[i]).defined()) indices.push_back(i);
@@ -47,22 +48,20 @@ std::vector<std::size_t> given(const Arguments& a) {
   return indices;
 }
 
-struct Operator : torch::autograd::Function<Operator> {
+struct Differentiate : torch::autograd::Function<Differentiate> {
   static constexpr bool is_traceable = true;  // the backward pass reads nothing but its context and its inputs
 
   /// `inputs` are the tensors of `a` that have a gradient. Returns o and the final states that were asked for.
-  static variable_list forward(AutogradContext* ctx, at::TensorList /*inputs*/, Arguments a) {
+  static variable_list forward(AutogradContext* ctx, at::TensorList /*inputs*/, MemoryCall a) {
+    static const Operator<MemoryCall> forward("gated_kalmanet_forward");
     at::AutoDispatchBelowADInplaceOrView below;
-    const auto results = call("gated_kalmanet_forward", a);
-    const bool has_h = a.part != "memory";
-    const bool has_u = a.part != "solve";
-    if (a.save) {
-      a.x = some(results[3], has_h);
-      a.norm = some(results[4], has_h);
-      a.h_segments = some(results[5], has_h);
-      a.u_segments = some(results[6], has_u);
-      save(ctx, a);
-    }
+    const auto results = forward(a);
+    const bool has_h = solves(a.part), has_u = remembers(a.part);
+    a.x = some(results[3], has_h);
+    a.norm = some(results[4], has_h);
+    a.h_segments = some(results[5], has_h);
+    a.u_segments = some(results[6], has_u);
+    save(ctx, a);
     variable_list outputs = {results[0]};
     if (a.output_final_state && has_h) outputs.push_back(results[1]);
     if (a.output_final_state && has_u) outputs.push_back(results[2]);
@@ -70,16 +69,17 @@ struct Operator : torch::autograd::Function<Operator> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& incoming) {
-    Arguments a = load(ctx);
+    static const Operator<MemoryCall> backward("gated_kalmanet_backward");
+    MemoryCall a = load(ctx);
     std::size_t next = 1;
     a.d_o = incoming[0].defined() ? incoming[0] : zeros_like_o(a);
-    if (a.output_final_state && a.part != "memory") a.d_h = incoming[next++];
-    if (a.output_final_state && a.part != "solve") a.d_u = incoming[next++];
+    if (a.output_final_state && solves(a.part)) a.d_h = incoming[next++];
+    if (a.output_final_state && remembers(a.part)) a.d_u = incoming[next++];
 
     const auto inputs = given(a);
     a.needs.assign(std::size(kDifferentiable), false);
     for (std::size_t edge = 0; edge < inputs.size(); ++edge) a.needs[inputs[edge]] = ctx->needs_input_grad(edge);
-    const auto results = call("gated_kalmanet_backward", a);
+    const auto results = backward(a);
 
     variable_list gradients;
     for (const auto i : inputs) gradients.push_back(some(results[i], a.needs[i]));
@@ -88,40 +88,43 @@ struct Operator : torch::autograd::Function<Operator> {
   }
 
  private:
-  static void save(AutogradContext* ctx, const Arguments& a) {
+  static void save(AutogradContext* ctx, const MemoryCall& a) {
     ctx->set_materialize_grads(false);
     variable_list tensors;
     for (const auto member : kSaved) tensors.push_back(a.*member);
     ctx->save_for_backward(std::move(tensors));
-    for (auto& [name, value] : save_scalars(a)) ctx->saved_data[name] = value;
+    ctx->saved_data["scalars"] = pack_scalars(a);
   }
 
-  static Arguments load(AutogradContext* ctx) {
-    Arguments a;
+  static MemoryCall load(AutogradContext* ctx) {
+    MemoryCall a;
     const auto tensors = ctx->get_saved_variables();
     for (std::size_t i = 0; i < std::size(kSaved); ++i) a.*kSaved[i] = tensors[i];
-    for (const auto& [name, value] : ctx->saved_data) load_scalar(a, name, value);
+    unpack_scalars(a, ctx->saved_data["scalars"]);
     return a;
   }
 
   /// Where only the final states have a gradient.
-  static at::Tensor zeros_like_o(const Arguments& a) {
+  static at::Tensor zeros_like_o(const MemoryCall& a) {
     auto shape = a.q.sym_sizes().vec();
-    if (a.part != "solve") shape.back() = a.v.sym_size(-1);
+    if (remembers(a.part)) shape.back() = a.v.sym_size(-1);
     return at::zeros_symint(shape, a.q.options());
   }
 };
 
-std::vector<at::Tensor> differentiable_inputs(const Arguments& a) {
-  std::vector<at::Tensor> inputs;
-  for (const auto i : given(a)) inputs.push_back(a.*kDifferentiable[i]);
-  return inputs;
+bool requires_gradient(const c10::IValue& value) { return value.isTensor() && value.toTensor().requires_grad(); }
+bool has_tangent(const c10::IValue& value) {
+  return value.isTensor() && torch::autograd::isFwGradDefined(value.toTensor());
 }
 
-bool any_requires_grad(at::TensorList tensors) {
-  return at::GradMode::is_enabled() && std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& t) {
-           return t.defined() && t.requires_grad();
-         });
+template <typename Condition>
+bool any_argument(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Condition&& holds) {
+  const auto values = torch::jit::last(stack, op.schema().arguments().size());
+  return std::any_of(values.begin(), values.end(), holds);
+}
+
+bool any_requires_grad(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  return at::GradMode::is_enabled() && any_argument(op, stack, requires_gradient);
 }
 
 variable_list tensors_of(c10::ArrayRef<c10::IValue> values) {
@@ -134,25 +137,22 @@ variable_list tensors_of(c10::ArrayRef<c10::IValue> values) {
 
 }  // namespace
 
-template <Part part>
-void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  Arguments a = pop_arguments(op.schema(), *stack);
-  a.part = name_of(part);
-  const auto results = call("gated_kalmanet_forward", a);
-  stack->emplace_back(results[0]);
-  if (solves(part)) stack->emplace_back(results[1]);
-  if (remembers(part)) stack->emplace_back(results[2]);
+bool wants_gradient(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  return any_requires_grad(op, stack) || any_argument(op, stack, has_tangent);
 }
 
 template <Part part>
 void differentiate_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  Arguments a = pop_arguments(op.schema(), *stack);
-  a.part = name_of(part);
-  const auto inputs = differentiable_inputs(a);
-  a.save = any_requires_grad(inputs);
+  if (!wants_gradient(op, *stack)) return ignore_gradient(op, stack);  // the same values go one floor down
+  static const Operator<MemoryCall> self(op);
+  MemoryCall a = self.pop(*stack);
+  a.part = part;
+  a.save = true;
+  std::vector<at::Tensor> inputs;
+  for (const auto i : given(a)) inputs.push_back(a.*kDifferentiable[i]);
   const auto options = a.q.options();
   const bool states = a.output_final_state;
-  auto outputs = Operator::apply(at::TensorList(inputs), std::move(a));
+  auto outputs = Differentiate::apply(at::TensorList(inputs), std::move(a));
   // States that were not asked for are empty, and no part of the graph.
   const std::size_t wanted = 1 + (solves(part) ? 1 : 0) + (remembers(part) ? 1 : 0);
   if (!states) {
@@ -161,9 +161,6 @@ void differentiate_part(const c10::OperatorHandle& op, torch::jit::Stack* stack)
   push_results(*stack, outputs);
 }
 
-template void run_part<Part::both>(const c10::OperatorHandle&, torch::jit::Stack*);
-template void run_part<Part::solve>(const c10::OperatorHandle&, torch::jit::Stack*);
-template void run_part<Part::memory>(const c10::OperatorHandle&, torch::jit::Stack*);
 template void differentiate_part<Part::both>(const c10::OperatorHandle&, torch::jit::Stack*);
 template void differentiate_part<Part::solve>(const c10::OperatorHandle&, torch::jit::Stack*);
 template void differentiate_part<Part::memory>(const c10::OperatorHandle&, torch::jit::Stack*);
@@ -199,12 +196,9 @@ std::string differentiable_name(const c10::OperatorHandle& op) {
 }  // namespace
 
 void differentiable_once(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (!any_requires_grad(op, *stack)) return ignore_gradient(op, stack);
   const auto inputs = tensors_of(torch::jit::last(*stack, op.schema().arguments().size()));
-  {
-    at::AutoDispatchBelowADInplaceOrView below;
-    op.callBoxed(stack);
-  }
-  if (!any_requires_grad(inputs)) return;
+  ignore_gradient(op, stack);
   const auto message =
       differentiable_name(op) + ": it can be differentiated once, and this asks for a second derivative";
   const auto node = error_node(message, torch::autograd::collect_next_edges(inputs));
@@ -217,7 +211,7 @@ void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& formals = op.schema().arguments();
   const auto values = torch::jit::last(*stack, formals.size());
   for (std::size_t i = 0; i < formals.size(); ++i) {
-    if (values[i].isTensor() && any_requires_grad(values[i].toTensor())) {
+    if (at::GradMode::is_enabled() && requires_gradient(values[i])) {
       fail_value(own_name(op) + ": " + formals[i].name() +
                  " takes a tensor that requires no gradient, because this operator has none (" +
                  differentiable_name(op) + " has; or call this one under no_grad), got one that requires it");

@@ -8,11 +8,13 @@
 
 namespace gka::ops {
 
-/// gated_kalmanet, ridge_solve, linear_memory: the same operator by its part, without and with a gradient.
-template <kernels::Part part>
-void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+/// gated_kalmanet, ridge_solve, linear_memory: the same operator by its part.
 template <kernels::Part part>
 void differentiate_part(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+/// Whether one of an operator's arguments, the last values of the stack, takes part in a graph, or has a tangent (which
+/// torch's autograd functions then refuse).
+bool wants_gradient(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 /// For gated_kalmanet_backward: its results can be used, but not differentiated once more.
 void differentiable_once(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -23,7 +25,9 @@ void ignore_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 /// For gated_kalmanet_step: tells autograd that h and u have changed, so that a graph that kept them complains.
 void mark_states_changed(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-/// Casts q, k and v to autocast's type; gates and states stay as they are.
+/// Casts the first arguments, so many of q, k and v as the operator has, to autocast's type; gates and states stay as
+/// they are.
+template <int count>
 void autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace gka::ops

@@ -52,16 +52,21 @@ View conv_view(const at::Tensor& tensor) {
   return result;
 }
 
-void prepare(Arguments& a) {
-  for (auto* tensor : {&a.x, &a.gate, &a.d_y}) make_channels_contiguous(*tensor);
-  for (auto* tensor : {&a.weight, &a.bias, &a.initial_state, &a.d_final_state}) {
-    if (tensor->defined()) *tensor = tensor->contiguous();
-  }
+at::Tensor contiguous(const at::Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : tensor; }
+
+void prepare(ConvCall& a) {
+  for (auto* tensor : {&a.x, &a.d_y}) make_channels_contiguous(*tensor);
+  for (auto* tensor : {&a.weight, &a.bias, &a.initial_state, &a.d_final_state}) *tensor = contiguous(*tensor);
   a.cu_seqlens = integers(a.cu_seqlens, a.x.device());
   a.state_indices = integers(a.state_indices, a.x.device());
 }
 
-kernels::ShortConv conv_of(const Arguments& a, const ConvSizes& sizes, const ConvOptions& options) {
+void prepare(NormCall& a) {
+  for (auto* tensor : {&a.x, &a.gate, &a.d_y}) make_channels_contiguous(*tensor);
+  a.weight = contiguous(a.weight);
+}
+
+kernels::ShortConv conv_of(const ConvCall& a, const ConvSizes& sizes) {
   return {.batch = sizes.batch.expect_int(),
           .tokens = sizes.tokens.expect_int(),
           .channels = sizes.channels.expect_int(),
@@ -72,13 +77,13 @@ kernels::ShortConv conv_of(const Arguments& a, const ConvSizes& sizes, const Con
           .weight = view(a.weight),
           .bias = view(a.bias),
           .initial_state = view(a.initial_state),
-          .activation = options.activation,
-          .l2_norm = options.l2_norm,
+          .activation = a.activation,
+          .l2_norm = a.l2_norm,
           .head_dim = a.head_dim,
           .eps = a.eps};
 }
 
-kernels::GatedRmsNorm norm_of(const Arguments& a, Activation activation) {
+kernels::GatedRmsNorm norm_of(const NormCall& a) {
   const auto size = [&](std::int64_t from_the_last) {
     return from_the_last < a.x.dim() ? a.x.size(a.x.dim() - 1 - from_the_last) : 1;
   };
@@ -89,33 +94,33 @@ kernels::GatedRmsNorm norm_of(const Arguments& a, Activation activation) {
           .x = view(a.x),
           .gate = view(a.gate),
           .weight = view(a.weight),
-          .activation = activation,
+          .activation = a.activation,
           .eps = a.eps};
 }
 
 // ---- Room for results -------------------------------------------------------------------------------------------
 
 /// Stands for a result that was not asked for.
-at::Tensor nothing(const Arguments& a) { return at::empty({0}, a.x.options()); }
+at::Tensor nothing_like(const at::Tensor& tensor) { return at::empty({0}, tensor.options()); }
 
 at::Tensor room_like(const at::Tensor& tensor) { return at::empty_symint(tensor.sym_sizes(), tensor.options()); }
 
-/// One gradient for each of `inputs`, of its own shape and type.
-template <typename Inputs>
-std::vector<at::Tensor> gradient_room(const Arguments& a, const Inputs& inputs) {
+/// One gradient for each of a call's inputs that needs one, of its own shape and type.
+template <typename Call, typename Inputs>
+std::vector<at::Tensor> gradient_room(const Call& a, const Inputs& inputs) {
   std::vector<at::Tensor> gradients;
   for (std::size_t i = 0; i < std::size(inputs); ++i) {
-    gradients.push_back(a.needs[i] && inputs[i].defined() ? room_like(inputs[i]) : nothing(a));
+    gradients.push_back(a.needs[i] && inputs[i].defined() ? room_like(inputs[i]) : nothing_like(a.x));
   }
   return gradients;
 }
 
+constexpr std::string_view kConvBackward = "short_conv_backward", kNormBackward = "gated_rms_norm_backward";
+
 /// Into `results`: x's, the weight's, the bias's and the state's; empty ones were not asked for.
-void differentiate_conv(Arguments& a, const ConvSizes& sizes, const std::vector<at::Tensor>& results) {
-  constexpr std::string_view name = "short_conv_backward";
-  const auto options = parse_conv_options(name, a);
+void differentiate_conv(ConvCall& a, const ConvSizes& sizes, const std::vector<at::Tensor>& results) {
   prepare(a);
-  const auto conv = conv_of(a, sizes, options);
+  const auto conv = conv_of(a, sizes);
   const kernels::ShortConvGradients gradients{.d_y = conv_view(a.d_y),
                                               .d_final_state = view(a.d_final_state),
                                               .d_x = results[0].numel() > 0 ? conv_view(results[0]) : View{},
@@ -123,110 +128,108 @@ void differentiate_conv(Arguments& a, const ConvSizes& sizes, const std::vector<
                                               .d_bias = view(results[2]),
                                               .d_initial_state = view(results[3])};
   run(
-      name, a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv_backward(conv, gradients, executor); },
+      kConvBackward, a.x.device(),
+      [&](const auto& executor) { kernels::cpu::short_conv_backward(conv, gradients, executor); },
       [&](const auto& device) { kernels::cuda::short_conv_backward(conv, gradients, device); });
 }
 
 /// Into `results`: x's, the gate's and the weight's; empty ones were not asked for.
-void differentiate_norm(Arguments& a, const std::vector<at::Tensor>& results) {
-  constexpr std::string_view name = "gated_rms_norm_backward";
-  const auto activation = parse_gate_options(name, a);
+void differentiate_norm(NormCall& a, const std::vector<at::Tensor>& results) {
   prepare(a);
-  const auto norm = norm_of(a, activation);
+  const auto norm = norm_of(a);
   const kernels::GatedRmsNormGradients gradients{
       .d_y = view(a.d_y), .d_x = view(results[0]), .d_gate = view(results[1]), .d_weight = view(results[2])};
   run(
-      name, a.x.device(),
+      kNormBackward, a.x.device(),
       [&](const auto& executor) { kernels::cpu::gated_rms_norm_backward(norm, gradients, executor); },
       [&](const auto& device) { kernels::cuda::gated_rms_norm_backward(norm, gradients, device); });
 }
 
 }  // namespace
 
-at::Tensor short_conv_backward_to(Arguments arguments, const at::Tensor& d_x) {
-  arguments.needs = {true, true, false, false};
-  const auto sizes = check_short_conv_backward(arguments);
-  const auto d_weight = room_like(arguments.weight), none = nothing(arguments);
-  differentiate_conv(arguments, sizes, {d_x, d_weight, none, none});
+at::Tensor short_conv_backward_to(ConvCall call, const at::Tensor& d_x) {
+  call.needs = {true, true, false, false};
+  const auto sizes = check_short_conv_backward(kConvBackward, call);
+  const auto d_weight = room_like(call.weight), none = nothing_like(call.x);
+  differentiate_conv(call, sizes, {d_x, d_weight, none, none});
   return d_weight;
 }
 
-std::array<at::Tensor, 2> gated_rms_norm_backward_to(Arguments arguments, const at::Tensor& d_gate) {
-  arguments.needs = {true, true, true};
-  check_gated_rms_norm_backward(arguments);
-  const std::array results{room_like(arguments.x), room_like(arguments.weight)};
-  differentiate_norm(arguments, {results[0], d_gate, results[1]});
+std::array<at::Tensor, 2> gated_rms_norm_backward_to(NormCall call, const at::Tensor& d_gate) {
+  call.needs = {true, true, true};
+  check_gated_rms_norm_backward(kNormBackward, call);
+  const std::array results{room_like(call.x), room_like(call.weight)};
+  differentiate_norm(call, {results[0], d_gate, results[1]});
   return results;
 }
 
 void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  constexpr std::string_view name = "short_conv";
-  Arguments a = pop_arguments(op.schema(), *stack);
-  const auto options = parse_conv_options(name, a);
-  const auto sizes = check_short_conv(a);
+  static const Operator<ConvCall> self(op);
+  ConvCall a = self.pop(*stack);
+  const auto sizes = check_short_conv(self.name(), a);
   const auto y = room_like(a.x);
   const auto state = a.output_final_state
                          ? at::empty_symint({sizes.sequences, sizes.channels, sizes.width - 1}, a.x.options())
-                         : nothing(a);
+                         : nothing_like(a.x);
   if (!a.x.device().is_meta()) {
-    if (values_are_checked(a.x.device())) check_conv_values(name, a);
+    if (values_are_checked(a.x.device())) check_values(self.name(), a);
     prepare(a);
-    const auto conv = conv_of(a, sizes, options);
+    const auto conv = conv_of(a, sizes);
     const kernels::ShortConvOutputs outputs{.y = conv_view(y), .final_state = view(state)};
     run(
-        name, a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv(conv, outputs, executor); },
+        self.name(), a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv(conv, outputs, executor); },
         [&](const auto& device) { kernels::cuda::short_conv(conv, outputs, device); });
   }
   push_results(*stack, {y, state});
 }
 
 void run_short_conv_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  Arguments a = pop_arguments(op.schema(), *stack);
-  const auto sizes = check_short_conv_backward(a);
+  static const Operator<ConvCall> self(op);
+  ConvCall a = self.pop(*stack);
+  const auto sizes = check_short_conv_backward(self.name(), a);
   const auto results = gradient_room(a, std::array{a.x, a.weight, a.bias, a.initial_state});
   if (!a.x.device().is_meta()) differentiate_conv(a, sizes, results);
   push_results(*stack, results);
 }
 
 void run_short_conv_step(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  constexpr std::string_view name = "short_conv_step";
-  Arguments a = pop_arguments(op.schema(), *stack);
-  const auto options = parse_conv_options(name, a);
-  const auto sizes = check_short_conv_step(a);
+  static const Operator<ConvCall> self(op);
+  ConvCall a = self.pop(*stack);
+  const auto sizes = check_short_conv_step(self.name(), a);
   const auto y = room_like(a.x);
   if (!a.x.device().is_meta()) {
-    if (values_are_checked(a.x.device())) check_conv_values(name, a);
+    if (values_are_checked(a.x.device())) check_values(self.name(), a);
     prepare(a);
-    const kernels::ShortConvStep step{.conv = conv_of(a, sizes, options),
+    const kernels::ShortConvStep step{.conv = conv_of(a, sizes),
                                       .y = conv_view(y),
                                       .state = view(a.state),
                                       .state_indices = static_cast<const std::int64_t*>(pointer(a.state_indices))};
     run(
-        name, a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv_step(step, executor); },
+        self.name(), a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv_step(step, executor); },
         [&](const auto& device) { kernels::cuda::short_conv_step(step, device); });
   }
   push_results(*stack, {y});
 }
 
 void run_gated_rms_norm(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  constexpr std::string_view name = "gated_rms_norm";
-  Arguments a = pop_arguments(op.schema(), *stack);
-  const auto activation = parse_gate_options(name, a);
-  check_gated_rms_norm(a);
+  static const Operator<NormCall> self(op);
+  NormCall a = self.pop(*stack);
+  check_gated_rms_norm(self.name(), a);
   const auto y = room_like(a.x);
   if (!a.x.device().is_meta()) {
     prepare(a);
-    const auto norm = norm_of(a, activation);
+    const auto norm = norm_of(a);
     run(
-        name, a.x.device(), [&](const auto& executor) { kernels::cpu::gated_rms_norm(norm, view(y), executor); },
+        self.name(), a.x.device(), [&](const auto& executor) { kernels::cpu::gated_rms_norm(norm, view(y), executor); },
         [&](const auto& device) { kernels::cuda::gated_rms_norm(norm, view(y), device); });
   }
   push_results(*stack, {y});
 }
 
 void run_gated_rms_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  Arguments a = pop_arguments(op.schema(), *stack);
-  check_gated_rms_norm_backward(a);
+  static const Operator<NormCall> self(op);
+  NormCall a = self.pop(*stack);
+  check_gated_rms_norm_backward(self.name(), a);
   const auto results = gradient_room(a, std::array{a.x, a.gate, a.weight});
   if (!a.x.device().is_meta()) differentiate_norm(a, results);
   push_results(*stack, results);

@@ -12,11 +12,11 @@ namespace gka::ops {
 
 /// The gradients of a short_conv without states, from its arguments and d_y: that of x goes to `d_x`, a view of its
 /// shape, and that of the weight is returned. For x that is part of a wider tensor.
-at::Tensor short_conv_backward_to(Arguments arguments, const at::Tensor& d_x);
+at::Tensor short_conv_backward_to(ConvCall call, const at::Tensor& d_x);
 
 /// The gradients of a gated_rms_norm, from its arguments and d_y: that of the gate goes to `d_gate`, a view of its
 /// shape, and those of x and of the weight are returned. For a gate that is part of a wider tensor.
-std::array<at::Tensor, 2> gated_rms_norm_backward_to(Arguments arguments, const at::Tensor& d_gate);
+std::array<at::Tensor, 2> gated_rms_norm_backward_to(NormCall call, const at::Tensor& d_gate);
 
 void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_short_conv_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -3,15 +3,19 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <sstream>
+#include <type_traits>
 #include <vector>
 
 #include "gka/block_kernels.h"
+#include "gka/errors.h"
 #include "kernels/problem.h"
 
 namespace gka::ops {
@@ -31,70 +35,71 @@ enum class Type { data, like_anchor, gate, state, floating, index, int32, float6
 
 /// One tensor argument. Each letter of `shape` is a size, and means the same in every rule of a call: the first tensor
 /// that has it sets it.
+template <typename Call>
 struct Rule {
   std::string_view name;  // as the user knows it
-  at::Tensor Arguments::* tensor;
+  at::Tensor Call::* tensor;
   std::string_view shape;
   Type type;
   bool required = false;
   bool host = false;  // may stay on the CPU whatever the device
 };
 
-constexpr Rule kCallRules[] = {
-    {"q", &Arguments::q, "BTHD", Type::data, true},
-    {"k", &Arguments::k, "BTHD", Type::like_anchor, true},
-    {"v", &Arguments::v, "BTHV", Type::like_anchor},
-    {"log_decay", &Arguments::log_decay, "BTH", Type::gate},
-    {"beta", &Arguments::beta, "BTH", Type::gate},
-    {"alpha", &Arguments::alpha, "BTH", Type::gate},
-    {"ridge", &Arguments::ridge_diagonal, "HD", Type::floating},
-    {"initial_state h", &Arguments::h0, "NHDD", Type::state},
-    {"initial_state u", &Arguments::u0, "NHDV", Type::state},
+constexpr Rule<MemoryCall> kCallRules[] = {
+    {"q", &MemoryCall::q, "BTHD", Type::data, true},
+    {"k", &MemoryCall::k, "BTHD", Type::like_anchor, true},
+    {"v", &MemoryCall::v, "BTHV", Type::like_anchor},
+    {"log_decay", &MemoryCall::log_decay, "BTH", Type::gate},
+    {"beta", &MemoryCall::beta, "BTH", Type::gate},
+    {"alpha", &MemoryCall::alpha, "BTH", Type::gate},
+    {"ridge", &MemoryCall::ridge_diagonal, "HD", Type::floating},
+    {"initial_state h", &MemoryCall::h0, "NHDD", Type::state},
+    {"initial_state u", &MemoryCall::u0, "NHDV", Type::state},
 };
 
 // What the backward pass takes besides, by what the forward pass did: solved, remembered values, or either.
-constexpr Rule kSolveRules[] = {
-    {"x", &Arguments::x, "BTHD", Type::state, true},
-    {"norm", &Arguments::norm, "BTH", Type::float64, true},
-    {"h_segments", &Arguments::h_segments, "SHDD", Type::state, true},
+constexpr Rule<MemoryCall> kSolveRules[] = {
+    {"x", &MemoryCall::x, "BTHD", Type::state, true},
+    {"norm", &MemoryCall::norm, "BTH", Type::float64, true},
+    {"h_segments", &MemoryCall::h_segments, "SHDD", Type::state, true},
 };
-constexpr Rule kMemoryRules[] = {
-    {"u_segments", &Arguments::u_segments, "SHDV", Type::state, true},
+constexpr Rule<MemoryCall> kMemoryRules[] = {
+    {"u_segments", &MemoryCall::u_segments, "SHDV", Type::state, true},
 };
-constexpr Rule kStateGradientRules[] = {
-    {"d_h", &Arguments::d_h, "NHDD", Type::state},
-    {"d_u", &Arguments::d_u, "NHDV", Type::state},
+constexpr Rule<MemoryCall> kStateGradientRules[] = {
+    {"d_h", &MemoryCall::d_h, "NHDD", Type::state},
+    {"d_u", &MemoryCall::d_u, "NHDV", Type::state},
 };
 
 // The block's small operations. 1 is one, P is W − 1.
-constexpr Rule kConvRules[] = {
-    {"x", &Arguments::x, "BTC", Type::data, true},
-    {"weight", &Arguments::weight, "C1W", Type::floating, true},
-    {"bias", &Arguments::bias, "C", Type::floating},
-    {"initial_state", &Arguments::initial_state, "NCP", Type::floating},
-    {"d_y", &Arguments::d_y, "BTC", Type::like_anchor},
-    {"d_final_state", &Arguments::d_final_state, "NCP", Type::like_anchor},
+constexpr Rule<ConvCall> kConvRules[] = {
+    {"x", &ConvCall::x, "BTC", Type::data, true},
+    {"weight", &ConvCall::weight, "C1W", Type::floating, true},
+    {"bias", &ConvCall::bias, "C", Type::floating},
+    {"initial_state", &ConvCall::initial_state, "NCP", Type::floating},
+    {"d_y", &ConvCall::d_y, "BTC", Type::like_anchor},
+    {"d_final_state", &ConvCall::d_final_state, "NCP", Type::like_anchor},
 };
-constexpr Rule kConvStepRules[] = {
-    {"x", &Arguments::x, "BC", Type::data, true},
-    {"weight", &Arguments::weight, "C1W", Type::floating, true},
-    {"bias", &Arguments::bias, "C", Type::floating},
-    {"state", &Arguments::state, "NCP", Type::floating, true},
-    {"state_indices", &Arguments::state_indices, "B", Type::index, false, true},
+constexpr Rule<ConvCall> kConvStepRules[] = {
+    {"x", &ConvCall::x, "BC", Type::data, true},
+    {"weight", &ConvCall::weight, "C1W", Type::floating, true},
+    {"bias", &ConvCall::bias, "C", Type::floating},
+    {"state", &ConvCall::state, "NCP", Type::floating, true},
+    {"state_indices", &ConvCall::state_indices, "B", Type::index, false, true},
 };
 
-constexpr Rule kStepRules[] = {
-    {"q", &Arguments::q, "BHD", Type::data, true},
-    {"k", &Arguments::k, "BHD", Type::like_anchor, true},
-    {"v", &Arguments::v, "BHV", Type::like_anchor, true},
-    {"log_decay", &Arguments::log_decay, "BH", Type::gate},
-    {"beta", &Arguments::beta, "BH", Type::gate},
-    {"alpha", &Arguments::alpha, "BH", Type::gate},
-    {"ridge", &Arguments::ridge_diagonal, "HD", Type::floating},
-    {"state h", &Arguments::h, "NHDD", Type::state, true},
-    {"state u", &Arguments::u, "NHDV", Type::state, true},
-    {"state_indices", &Arguments::state_indices, "B", Type::index, false, true},
-    {"iterations", &Arguments::iterations_per_sequence, "B", Type::int32, false, true},
+constexpr Rule<MemoryCall> kStepRules[] = {
+    {"q", &MemoryCall::q, "BHD", Type::data, true},
+    {"k", &MemoryCall::k, "BHD", Type::like_anchor, true},
+    {"v", &MemoryCall::v, "BHV", Type::like_anchor, true},
+    {"log_decay", &MemoryCall::log_decay, "BH", Type::gate},
+    {"beta", &MemoryCall::beta, "BH", Type::gate},
+    {"alpha", &MemoryCall::alpha, "BH", Type::gate},
+    {"ridge", &MemoryCall::ridge_diagonal, "HD", Type::floating},
+    {"state h", &MemoryCall::h, "NHDD", Type::state, true},
+    {"state u", &MemoryCall::u, "NHDV", Type::state, true},
+    {"state_indices", &MemoryCall::state_indices, "B", Type::index, false, true},
+    {"iterations", &MemoryCall::iterations_per_sequence, "B", Type::int32, false, true},
 };
 
 std::vector<at::ScalarType> types_taken(Type type, const at::Tensor& q) {
@@ -159,32 +164,30 @@ bool surely(const c10::SymBool& condition) { return TORCH_GUARD_OR_FALSE(conditi
 class Checker {
  public:
   /// The others' types and devices are measured by those of the tensor `anchor`.
-  Checker(std::string_view op, const Arguments& arguments, std::string_view anchor_name = "q",
-          at::Tensor Arguments::* anchor = &Arguments::q)
-      : op_(op), arguments_(arguments), anchor_name_(anchor_name), anchor_(arguments.*anchor) {}
+  Checker(std::string_view op, std::string_view anchor_name, const at::Tensor& anchor)
+      : op_(op), anchor_name_(anchor_name), anchor_(anchor) {}
 
   std::string_view anchor_name() const { return anchor_name_; }
 
-  void set(char letter, c10::SymInt size) { sizes_[letter] = std::move(size); }
-  c10::SymInt size(char letter) const {
-    const auto found = sizes_.find(letter);
-    return found == sizes_.end() ? c10::SymInt(0) : found->second;
+  void set(char letter, c10::SymInt size) { place(letter) = std::move(size); }
+  c10::SymInt size(char letter) const { return place(letter).value_or(c10::SymInt(0)); }
+
+  template <typename Call>
+  void check(std::type_identity_t<std::span<const Rule<Call>>> rules, const Call& call) {
+    for (const auto& rule : rules) check(rule, call);
   }
 
-  void check(std::span<const Rule> rules) {
-    for (const auto& rule : rules) check(rule);
-  }
-
-  void check(const Rule& rule) {
-    const at::Tensor& tensor = arguments_.*rule.tensor;
+  template <typename Call>
+  void check(const Rule<Call>& rule, const Call& call) {
+    const at::Tensor& tensor = call.*rule.tensor;
     if (!tensor.defined()) {
       if (rule.required)
         fail_type(sentence(op_, ": ", rule.name, " takes a tensor ", spelled(rule.shape), ", got none"));
       return;
     }
-    check_type(rule, tensor);
-    check_device(rule, tensor);
-    check_shape(rule, tensor);
+    check_type(rule.name, rule.type, tensor);
+    if (!rule.host || !tensor.device().is_cpu()) check_device(rule.name, tensor);
+    check_shape(rule.name, rule.shape, tensor);
   }
 
   void check_dim(std::string_view name, char letter) const {
@@ -196,68 +199,65 @@ class Checker {
   }
 
  private:
-  void check_type(const Rule& rule, const at::Tensor& tensor) const {
-    const auto taken = types_taken(rule.type, anchor_);
+  void check_type(std::string_view name, Type type, const at::Tensor& tensor) const {
+    const auto taken = types_taken(type, anchor_);
     if (std::find(taken.begin(), taken.end(), tensor.scalar_type()) != taken.end()) return;
     std::vector<std::string> names;
-    for (const auto type : taken) names.emplace_back(type_name(type));
-    const bool by_anchor = rule.type == Type::like_anchor || rule.type == Type::gate || rule.type == Type::state;
+    for (const auto one : taken) names.emplace_back(type_name(one));
+    const bool by_anchor = type == Type::like_anchor || type == Type::gate || type == Type::state;
     const auto why = by_anchor ? sentence(" beside ", anchor_name_, " in ", type_name(anchor_.scalar_type())) : "";
     fail_type(
-        sentence(op_, ": ", rule.name, " takes ", join(names, " or "), why, ", got ", type_name(tensor.scalar_type())));
+        sentence(op_, ": ", name, " takes ", join(names, " or "), why, ", got ", type_name(tensor.scalar_type())));
   }
 
-  void check_device(const Rule& rule, const at::Tensor& tensor) const {
+  void check_device(std::string_view name, const at::Tensor& tensor) const {
     const auto device = anchor_.device();
-    if (tensor.device() == device || (rule.host && tensor.device().is_cpu())) return;
-    fail_value(sentence(op_, ": ", rule.name, " takes a tensor on the device of ", anchor_name_, ", ", device,
+    if (tensor.device() == device) return;
+    fail_value(sentence(op_, ": ", name, " takes a tensor on the device of ", anchor_name_, ", ", device,
                         ", got one on ", tensor.device()));
   }
 
-  void check_shape(const Rule& rule, const at::Tensor& tensor) {
+  void check_shape(std::string_view name, std::string_view shape, const at::Tensor& tensor) {
     const auto got = tensor.sym_sizes();
-    bool same = got.size() == rule.shape.size();
+    bool same = got.size() == shape.size();
     for (std::size_t i = 0; same && i < got.size(); ++i) {
-      const auto [known, first] = sizes_.try_emplace(rule.shape[i], got[i]);
-      same = first || !surely(known->second.sym_ne(got[i]));
+      auto& known = place(shape[i]);
+      if (!known) known = got[i];
+      same = !surely(known->sym_ne(got[i]));
     }
     if (same) return;
-    fail_value(sentence(op_, ": ", rule.name, " takes shape ", spelled(rule.shape), filled_in(rule.shape), ", got ",
-                        spelled(got)));
+    fail_value(sentence(op_, ": ", name, " takes shape ", spelled(shape), filled_in(shape), ", got ", spelled(got)));
   }
 
   /// " = [2, 5, 3, 16]" where the sizes are known.
   std::string filled_in(std::string_view shape) const {
     std::vector<c10::SymInt> sizes;
     for (const char letter : shape) {
-      const auto found = sizes_.find(letter);
-      if (found == sizes_.end()) return "";
-      sizes.push_back(found->second);
+      if (!place(letter)) return "";
+      sizes.push_back(*place(letter));
     }
     return " = " + spelled(c10::SymIntArrayRef(sizes));
   }
 
+  // Letters are capitals, and 1.
+  std::optional<c10::SymInt>& place(char letter) { return sizes_[static_cast<std::size_t>(letter - '1')]; }
+  const std::optional<c10::SymInt>& place(char letter) const { return sizes_[static_cast<std::size_t>(letter - '1')]; }
+
   std::string_view op_;
-  const Arguments& arguments_;
   std::string_view anchor_name_;
   const at::Tensor& anchor_;
-  std::map<char, c10::SymInt> sizes_;
+  std::array<std::optional<c10::SymInt>, 'Z' - '1' + 1> sizes_;
 };
 
-template <typename Enum>
-Enum parse(std::string_view op, std::string_view name, const std::string& text) {
-  if (const auto value = parse_name<Enum>(text)) return *value;
-  fail_value(sentence(op, ": ", name, " takes one of ", list_names<Enum>(), ", got \"", text, "\""));
-}
-
-void check_packing(std::string_view op, const Arguments& arguments, Checker& checker) {
-  const auto& cu_seqlens = arguments.cu_seqlens;
+template <typename Call>
+void check_packing(std::string_view op, const Call& call, Checker& checker) {
+  const auto& cu_seqlens = call.cu_seqlens;
   if (!cu_seqlens.defined()) {
     checker.set('N', checker.size('B'));
     return;
   }
-  constexpr Rule rule = {"cu_seqlens", &Arguments::cu_seqlens, "L", Type::index, false, true};
-  checker.check(rule);
+  constexpr Rule<Call> rule = {"cu_seqlens", &Call::cu_seqlens, "L", Type::index, false, true};
+  checker.check(rule, call);
   if (surely(cu_seqlens.sym_size(0).sym_lt(1))) {
     fail_value(sentence(op, ": cu_seqlens takes one entry more than there are sequences, got none"));
   }
@@ -268,17 +268,17 @@ void check_packing(std::string_view op, const Arguments& arguments, Checker& che
   checker.set('N', cu_seqlens.sym_size(0) - 1);
 }
 
-Sizes check_inputs(std::string_view op, const Arguments& arguments, Checker& checker) {
-  checker.check(kCallRules[0]);  // q, before anything is measured by it
-  check_packing(op, arguments, checker);
-  checker.check(std::span(kCallRules).subspan(1));
+Sizes check_inputs(std::string_view op, const MemoryCall& call, Checker& checker) {
+  checker.check(kCallRules[0], call);  // q, before anything is measured by it
+  check_packing(op, call, checker);
+  checker.check(std::span(kCallRules).subspan(1), call);
   checker.check_dim("q", 'D');
-  if (arguments.part != "solve") {
-    if (!arguments.v.defined()) fail_type(sentence(op, ": v takes a tensor [B, T, H, V], got none"));
+  if (remembers(call.part)) {
+    if (!call.v.defined()) fail_type(sentence(op, ": v takes a tensor [B, T, H, V], got none"));
     checker.check_dim("v", 'V');
   }
-  checker.set('S', kernels::saved_segments(arguments.cu_seqlens.defined(), checker.size('B'), checker.size('T'),
-                                           checker.size('N')));
+  checker.set(
+      'S', kernels::saved_segments(call.cu_seqlens.defined(), checker.size('B'), checker.size('T'), checker.size('N')));
   return {.batch = checker.size('B'),
           .tokens = checker.size('T'),
           .heads = checker.size('H'),
@@ -303,8 +303,10 @@ void check_each(std::string_view op, std::string_view name, const at::Tensor& ma
   }
   const auto complain = [&](std::int64_t i, std::int64_t j, std::int64_t l, double value) {
     const c10::SymInt at[] = {i, j, l};
-    fail_value(sentence(op, ": ", name, " takes ", takes, ", got ", value, " at ",
-                        spelled(c10::SymIntArrayRef(at).slice(skip))));
+    const auto text = sentence(op, ": ", name, " takes ", takes, ", got ", value, " at ",
+                               spelled(c10::SymIntArrayRef(at).slice(skip)));
+    if (!std::isfinite(value)) throw NotFiniteError(text);
+    fail_value(text);
   };
   kernels::with_type(kernel_dtype(tensor.scalar_type()), [&]<typename T>(T) {
     const auto* data = static_cast<const T*>(tensor.const_data_ptr());
@@ -342,11 +344,11 @@ void check_cu_seqlens(std::string_view op, const at::Tensor& cu_seqlens, const a
   }
 }
 
-void check_slots(std::string_view op, const Arguments& arguments, const at::Tensor& pool) {
-  if (!arguments.state_indices.defined()) return;
+void check_slots(std::string_view op, const at::Tensor& state_indices, const at::Tensor& pool) {
+  if (!state_indices.defined()) return;
   const auto slots = pool.size(0);
   std::set<std::int64_t> seen;
-  for (const auto index : integers(arguments.state_indices)) {
+  for (const auto index : integers(state_indices)) {
     if (index < 0 || index >= slots) {
       fail_value(sentence(op, ": state_indices takes slots from 0 to ", slots - 1, " of the state, got ", index));
     }
@@ -362,16 +364,16 @@ void check_in_place(std::string_view op, std::string_view name, const at::Tensor
                       spelled(tensor.sym_strides())));
 }
 
-void check_slot_count(std::string_view op, const Arguments& arguments, const Checker& checker) {
-  if (arguments.state_indices.defined() || !surely(checker.size('N').sym_ne(checker.size('B')))) return;
+void check_slot_count(std::string_view op, const at::Tensor& state_indices, const Checker& checker) {
+  if (state_indices.defined() || !surely(checker.size('N').sym_ne(checker.size('B')))) return;
   fail_value(sentence(op, ": state takes one slot per sequence, ", checker.size('B'),
                       ", unless state_indices picks from a pool, got ", checker.size('N')));
 }
 
 /// x and weight, which set the sizes of everything else.
-void check_taps(std::string_view op, std::span<const Rule> rules, Checker& checker) {
+void check_taps(std::string_view op, std::span<const Rule<ConvCall>> rules, const ConvCall& call, Checker& checker) {
   checker.set('1', 1);
-  checker.check(rules.first(2));
+  checker.check(rules.first(2), call);
   const auto width = checker.size('W');
   if (surely(width.sym_lt(1)) || surely(width.sym_gt(kernels::kMaxConvWidth))) {
     fail_value(sentence(op, ": weight takes from 1 to ", kernels::kMaxConvWidth, " taps, got ", width));
@@ -379,10 +381,10 @@ void check_taps(std::string_view op, std::span<const Rule> rules, Checker& check
   checker.set('P', width - 1);
 }
 
-void check_heads(std::string_view op, const Arguments& arguments, const Checker& checker) {
-  if (arguments.l2_norm == "none") return;
+void check_heads(std::string_view op, const ConvCall& call, const Checker& checker) {
+  if (call.l2_norm == L2Norm::none) return;
   const auto channels = checker.size('C');
-  const auto dim = arguments.head_dim;
+  const auto dim = call.head_dim;
   if (dim < 1 || dim > kernels::kMaxConvHead || surely((channels % dim).sym_ne(0))) {
     fail_value(sentence(op, ": head_dim takes a divisor of the ", channels, " channels from 1 to ",
                         kernels::kMaxConvHead, " beside l2_norm, got ", dim));
@@ -397,39 +399,21 @@ ConvSizes conv_sizes(const Checker& checker) {
           .sequences = checker.size('N')};
 }
 
-ConvSizes check_conv(std::string_view op, const Arguments& arguments) {
-  Checker checker(op, arguments, "x", &Arguments::x);
-  check_taps(op, kConvRules, checker);
-  check_packing(op, arguments, checker);
-  checker.check(std::span(kConvRules).subspan(2));
-  check_heads(op, arguments, checker);
-  return conv_sizes(checker);
-}
-
 void check_eps(std::string_view op, double eps) {
   if (eps >= 0 && std::isfinite(eps)) return;
   fail_value(sentence(op, ": eps takes a finite number of at least 0, got ", eps));
 }
 
-void check_norm(std::string_view op, const Arguments& arguments) {
-  Checker checker(op, arguments, "x", &Arguments::x);
-  constexpr std::string_view kLetters = "BTHD";
-  const auto dims = arguments.x.dim();
-  if (dims < 1 || dims > 4) fail_value(sentence(op, ": x takes one to four dimensions, got ", dims));
-  const auto shape = kLetters.substr(static_cast<std::size_t>(4 - dims));
-  checker.check({"x", &Arguments::x, shape, Type::data, true});
-  checker.check({"gate", &Arguments::gate, shape, Type::floating});
-  checker.check({"weight", &Arguments::weight, "D", Type::floating});
-  checker.check({"d_y", &Arguments::d_y, shape, Type::like_anchor});
-  const auto dim = checker.size('D');
-  if (surely(dim.sym_lt(1)) || surely(dim.sym_gt(kernels::kMaxNormDim))) {
-    fail_value(sentence(op, ": x takes a last dimension from 1 to ", kernels::kMaxNormDim, ", got ", dim));
+void check_conv_options(std::string_view op, const ConvCall& call) {
+  if (call.activation == Activation::sigmoid) {
+    fail_value(sentence(op, ": activation takes none or silu, got \"", name_of(call.activation), "\""));
   }
+  check_eps(op, call.eps);
 }
 
-void check_needs(std::string_view op, const Arguments& arguments, std::size_t count) {
-  if (arguments.needs.size() == count) return;
-  fail_value(sentence(op, ": needs takes ", count, " entries, got ", arguments.needs.size()));
+void check_needs(std::string_view op, const std::vector<bool>& needs, std::size_t count) {
+  if (needs.size() == count) return;
+  fail_value(sentence(op, ": needs takes ", count, " entries, got ", needs.size()));
 }
 
 }  // namespace
@@ -437,10 +421,13 @@ void check_needs(std::string_view op, const Arguments& arguments, std::size_t co
 void fail_value(const std::string& sentence) { throw c10::ValueError(sentence); }
 void fail_type(const std::string& sentence) { throw c10::TypeError(sentence); }
 
-std::string_view public_name(const Arguments& arguments) {
-  if (arguments.part == "solve") return "ridge_solve";
-  if (arguments.part == "memory") return "linear_memory";
-  return "gated_kalmanet";
+std::string_view public_name(kernels::Part part) {
+  switch (part) {
+    case kernels::Part::both: return "gated_kalmanet";
+    case kernels::Part::solve: return "ridge_solve";
+    case kernels::Part::memory: return "linear_memory";
+  }
+  return "?";
 }
 
 kernels::DType kernel_dtype(at::ScalarType type) {
@@ -459,18 +446,18 @@ at::ScalarType accumulation_type(const at::Tensor& q) {
   return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-kernels::Options parse_options(std::string_view op, const Arguments& arguments) {
+kernels::Options check_options(std::string_view op, const MemoryCall& call) {
   const kernels::Options options = {
-      .part = parse<kernels::Part>(op, "part", arguments.part),
-      .scale = arguments.scale,
-      .ridge = arguments.ridge,
-      .iterations = arguments.iterations,
-      .solver = parse<Solver>(op, "solver", arguments.solver),
-      .gradient = parse<Gradient>(op, "gradient", arguments.gradient),
-      .ridge_mode = parse<RidgeMode>(op, "ridge_mode", arguments.ridge_mode),
-      .ridge_gradient = arguments.ridge_gradient,
-      .decay_keys = arguments.decay_keys,
-      .refine = arguments.refine,
+      .part = call.part,
+      .scale = call.scale,
+      .ridge = call.ridge,
+      .iterations = call.iterations,
+      .solver = call.solver,
+      .gradient = call.gradient,
+      .ridge_mode = call.ridge_mode,
+      .ridge_gradient = call.ridge_gradient,
+      .decay_keys = call.decay_keys,
+      .refine = call.refine,
   };
   if (options.iterations < 0) {
     fail_value(sentence(op, ": iterations takes a number of at least 0, got ", options.iterations));
@@ -478,46 +465,44 @@ kernels::Options parse_options(std::string_view op, const Arguments& arguments) 
   if (!(options.ridge > 0) || !std::isfinite(options.ridge)) {
     fail_value(sentence(op, ": ridge takes a finite number above 0, got ", options.ridge));
   }
-  if (arguments.ridge_diagonal.defined()) {
+  if (call.ridge_diagonal.defined()) {
     if (options.ridge_mode != RidgeMode::constant) {
-      fail_value(
-          sentence(op, ": ridge takes a tensor only with ridge_mode \"constant\", got \"", arguments.ridge_mode, "\""));
+      fail_value(sentence(op, ": ridge takes a tensor only with ridge_mode \"constant\", got \"",
+                          name_of(options.ridge_mode), "\""));
     }
     if (options.solver != Solver::conjugate_gradient && options.solver != Solver::exact) {
       fail_value(sentence(op, ": ridge takes a tensor only with the solvers conjugate_gradient and exact, got \"",
-                          arguments.solver, "\""));
+                          name_of(options.solver), "\""));
     }
   }
   return options;
 }
 
-Sizes check_call(std::string_view op, const Arguments& arguments) {
-  Checker checker(op, arguments);
-  return check_inputs(op, arguments, checker);
+Sizes check_call(std::string_view op, const MemoryCall& call) {
+  Checker checker(op, "q", call.q);
+  return check_inputs(op, call, checker);
 }
 
-Sizes check_backward(const Arguments& arguments) {
-  constexpr std::string_view op = "gated_kalmanet_backward";
-  Checker checker(op, arguments);
-  const auto sizes = check_inputs(op, arguments, checker);
-  if (arguments.part != "memory") checker.check(kSolveRules);
-  if (arguments.part != "solve") checker.check(kMemoryRules);
-  checker.check(kStateGradientRules);
-  const Rule d_o = {"d_o", &Arguments::d_o, arguments.part == "solve" ? "BTHD" : "BTHV", Type::like_anchor, true};
-  checker.check(d_o);
-  check_needs(op, arguments, std::size(kDifferentiable));
+Sizes check_backward(std::string_view op, const MemoryCall& call) {
+  Checker checker(op, "q", call.q);
+  const auto sizes = check_inputs(op, call, checker);
+  if (solves(call.part)) checker.check(kSolveRules, call);
+  if (remembers(call.part)) checker.check(kMemoryRules, call);
+  checker.check(kStateGradientRules, call);
+  const std::string_view shape = remembers(call.part) ? "BTHV" : "BTHD";
+  checker.check(Rule<MemoryCall>{"d_o", &MemoryCall::d_o, shape, Type::like_anchor, true}, call);
+  check_needs(op, call.needs, std::size(kDifferentiable));
   return sizes;
 }
 
-Sizes check_step(const Arguments& arguments) {
-  constexpr std::string_view op = "gated_kalmanet_step";
-  Checker checker(op, arguments);
-  checker.check(kStepRules);
+Sizes check_step(std::string_view op, const MemoryCall& call) {
+  Checker checker(op, "q", call.q);
+  checker.check(kStepRules, call);
   checker.check_dim("q", 'D');
   checker.check_dim("v", 'V');
-  check_in_place(op, "state h", arguments.h);
-  check_in_place(op, "state u", arguments.u);
-  check_slot_count(op, arguments, checker);
+  check_in_place(op, "state h", call.h);
+  check_in_place(op, "state u", call.u);
+  check_slot_count(op, call.state_indices, checker);
   return {.batch = checker.size('B'),
           .tokens = 1,
           .heads = checker.size('H'),
@@ -527,64 +512,73 @@ Sizes check_step(const Arguments& arguments) {
           .segments = 0};
 }
 
-ConvSizes check_short_conv(const Arguments& arguments) { return check_conv("short_conv", arguments); }
-
-ConvSizes check_short_conv_backward(const Arguments& arguments) {
-  check_needs("short_conv_backward", arguments, 4);
-  return check_conv("short_conv_backward", arguments);
-}
-
-ConvSizes check_short_conv_step(const Arguments& arguments) {
-  constexpr std::string_view op = "short_conv_step";
-  Checker checker(op, arguments, "x", &Arguments::x);
-  check_taps(op, kConvStepRules, checker);
-  checker.check(std::span(kConvStepRules).subspan(2));
-  check_heads(op, arguments, checker);
-  check_in_place(op, "state", arguments.state);
-  check_slot_count(op, arguments, checker);
-  return conv_sizes(checker);
-}
-
-void check_gated_rms_norm(const Arguments& arguments) { check_norm("gated_rms_norm", arguments); }
-
-void check_gated_rms_norm_backward(const Arguments& arguments) {
-  check_needs("gated_rms_norm_backward", arguments, 3);
-  check_norm("gated_rms_norm_backward", arguments);
-}
-
-ConvOptions parse_conv_options(std::string_view op, const Arguments& arguments) {
-  const ConvOptions options = {.activation = parse<Activation>(op, "activation", arguments.activation),
-                               .l2_norm = parse<L2Norm>(op, "l2_norm", arguments.l2_norm)};
-  if (options.activation == Activation::sigmoid) {
-    fail_value(sentence(op, ": activation takes none or silu, got \"", arguments.activation, "\""));
-  }
-  check_eps(op, arguments.eps);
-  return options;
-}
-
-Activation parse_gate_options(std::string_view op, const Arguments& arguments) {
-  check_eps(op, arguments.eps);
-  return parse<Activation>(op, "activation", arguments.activation);
-}
-
-void check_conv_values(std::string_view op, const Arguments& arguments) {
-  check_cu_seqlens(op, arguments.cu_seqlens, arguments.x);
-  check_slots(op, arguments, arguments.state);
-}
-
-void check_values(std::string_view op, const Arguments& arguments) {
+void check_values(std::string_view op, const MemoryCall& call) {
   constexpr auto infinity = std::numeric_limits<double>::infinity();
-  check_each(op, "log_decay", arguments.log_decay, "numbers of at most 0", [](double g) { return !(g <= 0); });
-  check_each(op, "beta", arguments.beta, "numbers of at least 0", [](double b) { return b < 0; });
-  check_each(op, "ridge", arguments.ridge_diagonal, "finite numbers above 0",
+  check_each(op, "log_decay", call.log_decay, "numbers of at most 0", [](double g) { return !(g <= 0); });
+  check_each(op, "beta", call.beta, "numbers of at least 0", [](double b) { return b < 0; });
+  check_each(op, "ridge", call.ridge_diagonal, "finite numbers above 0",
              [](double a) { return !(a > 0 && a < infinity); });
-  check_cu_seqlens(op, arguments.cu_seqlens, arguments.q);
-  check_slots(op, arguments, arguments.h);
-  if (arguments.iterations_per_sequence.defined()) {
-    for (const auto iterations : integers(arguments.iterations_per_sequence)) {
+  check_cu_seqlens(op, call.cu_seqlens, call.q);
+  check_slots(op, call.state_indices, call.h);
+  if (call.iterations_per_sequence.defined()) {
+    for (const auto iterations : integers(call.iterations_per_sequence)) {
       if (iterations < 0) fail_value(sentence(op, ": iterations takes numbers of at least 0, got ", iterations));
     }
   }
+}
+
+ConvSizes check_short_conv(std::string_view op, const ConvCall& call) {
+  check_conv_options(op, call);
+  Checker checker(op, "x", call.x);
+  check_taps(op, kConvRules, call, checker);
+  check_packing(op, call, checker);
+  checker.check(std::span(kConvRules).subspan(2), call);
+  check_heads(op, call, checker);
+  return conv_sizes(checker);
+}
+
+ConvSizes check_short_conv_backward(std::string_view op, const ConvCall& call) {
+  check_needs(op, call.needs, 4);
+  return check_short_conv(op, call);
+}
+
+ConvSizes check_short_conv_step(std::string_view op, const ConvCall& call) {
+  check_conv_options(op, call);
+  Checker checker(op, "x", call.x);
+  check_taps(op, kConvStepRules, call, checker);
+  checker.check(std::span(kConvStepRules).subspan(2), call);
+  check_heads(op, call, checker);
+  check_in_place(op, "state", call.state);
+  check_slot_count(op, call.state_indices, checker);
+  return conv_sizes(checker);
+}
+
+void check_values(std::string_view op, const ConvCall& call) {
+  check_cu_seqlens(op, call.cu_seqlens, call.x);
+  check_slots(op, call.state_indices, call.state);
+}
+
+void check_gated_rms_norm(std::string_view op, const NormCall& call) {
+  check_eps(op, call.eps);
+  Checker checker(op, "x", call.x);
+  constexpr std::string_view kLetters = "BTHD";
+  const auto dims = call.x.dim();
+  if (dims < 1 || dims > 4) fail_value(sentence(op, ": x takes one to four dimensions, got ", dims));
+  const auto shape = kLetters.substr(static_cast<std::size_t>(4 - dims));
+  const Rule<NormCall> rules[] = {{"x", &NormCall::x, shape, Type::data, true},
+                                  {"gate", &NormCall::gate, shape, Type::floating},
+                                  {"weight", &NormCall::weight, "D", Type::floating},
+                                  {"d_y", &NormCall::d_y, shape, Type::like_anchor}};
+  checker.check(rules, call);
+  const auto dim = checker.size('D');
+  if (surely(dim.sym_lt(1)) || surely(dim.sym_gt(kernels::kMaxNormDim))) {
+    fail_value(sentence(op, ": x takes a last dimension from 1 to ", kernels::kMaxNormDim, ", got ", dim));
+  }
+}
+
+void check_gated_rms_norm_backward(std::string_view op, const NormCall& call) {
+  check_needs(op, call.needs, 3);
+  check_gated_rms_norm(op, call);
 }
 
 }  // namespace gka::ops

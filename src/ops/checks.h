@@ -20,38 +20,43 @@ struct Sizes {
 struct ConvSizes {
   c10::SymInt batch, tokens, channels, width, sequences;
 };
-struct ConvOptions {
-  Activation activation = Activation::silu;
-  L2Norm l2_norm = L2Norm::none;
-};
-
 [[noreturn]] void fail_value(const std::string& sentence);
 [[noreturn]] void fail_type(const std::string& sentence);
 
-/// The name under which a user called: "gated_kalmanet", "ridge_solve" or "linear_memory".
-std::string_view public_name(const Arguments& arguments);
+/// The choice with that name; complains with a list of them where there is none.
+template <typename Enum>
+Enum parse_choice(std::string_view op, std::string_view argument, std::string_view name) {
+  if (const auto value = parse_name<Enum>(name)) return *value;
+  fail_value(std::string(op) + ": " + std::string(argument) + " takes one of " + list_names<Enum>() + ", got \"" +
+             std::string(name) + "\"");
+}
 
-/// The options by value, with every name and number checked. ridge_diagonal is left to the caller.
-kernels::Options parse_options(std::string_view op, const Arguments& arguments);
+/// The name under which a user calls a part: "gated_kalmanet", "ridge_solve" or "linear_memory".
+std::string_view public_name(kernels::Part part);
+
+/// Whether a part solves for x, with a state H, and whether it remembers values, in a state U.
+constexpr bool solves(kernels::Part part) { return part != kernels::Part::memory; }
+constexpr bool remembers(kernels::Part part) { return part != kernels::Part::solve; }
+
+/// The options, with every number checked. ridge_diagonal is left to the caller.
+kernels::Options check_options(std::string_view op, const MemoryCall& call);
 
 // Shapes, types and devices, for each kind of call.
-Sizes check_call(std::string_view op, const Arguments& arguments);
-Sizes check_backward(const Arguments& arguments);
-Sizes check_step(const Arguments& arguments);
-
-// The block's small operations.
-ConvSizes check_short_conv(const Arguments& arguments);
-ConvSizes check_short_conv_backward(const Arguments& arguments);
-ConvSizes check_short_conv_step(const Arguments& arguments);
-void check_gated_rms_norm(const Arguments& arguments);
-void check_gated_rms_norm_backward(const Arguments& arguments);
-ConvOptions parse_conv_options(std::string_view op, const Arguments& arguments);
-Activation parse_gate_options(std::string_view op, const Arguments& arguments);
-/// cu_seqlens and state_indices.
-void check_conv_values(std::string_view op, const Arguments& arguments);
+Sizes check_call(std::string_view op, const MemoryCall& call);
+Sizes check_backward(std::string_view op, const MemoryCall& call);
+Sizes check_step(std::string_view op, const MemoryCall& call);
 
 /// What only a look at the numbers tells: beta, log_decay, cu_seqlens, a ridge per channel, state_indices, iterations.
-void check_values(std::string_view op, const Arguments& arguments);
+void check_values(std::string_view op, const MemoryCall& call);
+
+// The block's small operations, numbers among their options included.
+ConvSizes check_short_conv(std::string_view op, const ConvCall& call);
+ConvSizes check_short_conv_backward(std::string_view op, const ConvCall& call);
+ConvSizes check_short_conv_step(std::string_view op, const ConvCall& call);
+/// cu_seqlens and state_indices.
+void check_values(std::string_view op, const ConvCall& call);
+void check_gated_rms_norm(std::string_view op, const NormCall& call);
+void check_gated_rms_norm_backward(std::string_view op, const NormCall& call);
 
 kernels::DType kernel_dtype(at::ScalarType type);
 

@@ -20,16 +20,6 @@ GradientRoom& room_of(AutogradContext* context) {
   return static_cast<GradientRoom&>(*context->saved_data["room"].toCapsule());
 }
 
-/// What a convolution of part of a product does.
-Arguments conv_arguments(const at::Tensor& x, const at::Tensor& weight, L2Norm norm, std::int64_t head_dim) {
-  Arguments a;
-  a.x = x;
-  a.weight = weight;
-  a.l2_norm = name_of(norm);
-  a.head_dim = head_dim;
-  return a;
-}
-
 /// Every projection of x in one product, and its gradient in one tensor, whose parts are made where they arise.
 ///
 /// Inputs: x [B,T,C], the heads' weights, their convolutions' in the same order, the other weights. Outputs: the heads,
@@ -58,7 +48,7 @@ struct ProjectConvolved : torch::autograd::Function<ProjectConvolved> {
         outputs.push_back(part);
         continue;
       }
-      outputs.push_back(call("short_conv", conv_arguments(part, convs[i], heads[i].norm, heads[i].head_dim))[0]);
+      outputs.push_back(short_conv(part, convs[i], {.l2_norm = heads[i].norm, .head_dim = heads[i].head_dim}).y);
       kept.push_back(convs[i]);
       norms.push_back(static_cast<std::int64_t>(heads[i].norm));
       sizes.push_back(heads[i].head_dim);
@@ -85,8 +75,11 @@ struct ProjectConvolved : torch::autograd::Function<ProjectConvolved> {
     for (std::size_t i = 0; i < widths.size(); ++i) {
       const auto place = d_product.narrow(-1, first, widths[i]);
       if (i < norms.size()) {
-        auto conv =
-            conv_arguments(product.narrow(-1, first, widths[i]), kept[3 + i], static_cast<L2Norm>(norms[i]), sizes[i]);
+        ConvCall conv;
+        conv.x = product.narrow(-1, first, widths[i]);
+        conv.weight = kept[3 + i];
+        conv.l2_norm = static_cast<L2Norm>(norms[i]);
+        conv.head_dim = sizes[i];
         conv.d_y = slopes[i];
         to_convs.push_back(short_conv_backward_to(std::move(conv), place));
       } else if (slopes[i].const_data_ptr() != place.const_data_ptr()) {
@@ -112,31 +105,24 @@ struct GatedNormInto : torch::autograd::Function<GatedNormInto> {
                             const at::Tensor& weight, const GatedRmsNormOptions& options,
                             const c10::intrusive_ptr<GradientRoom>& room) {
     context->save_for_backward({o, gate, weight});
-    context->saved_data["activation"] = std::string(name_of(options.activation));
+    context->saved_data["activation"] = static_cast<std::int64_t>(options.activation);
     context->saved_data["eps"] = options.eps;
     context->saved_data["room"] = c10::IValue::make_capsule(room);
-    return call("gated_rms_norm", arguments(context, o, gate, weight))[0];
+    return gated_rms_norm(o, gate, weight, options);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& slopes) {
     const auto kept = context->get_saved_variables();
-    auto call = arguments(context, kept[0], kept[1], kept[2]);
-    call.d_y = slopes[0];
+    NormCall norm;
+    norm.x = kept[0];
+    norm.gate = kept[1];
+    norm.weight = kept[2];
+    norm.activation = static_cast<Activation>(context->saved_data["activation"].toInt());
+    norm.eps = context->saved_data["eps"].toDouble();
+    norm.d_y = slopes[0];
     const auto d_gate = room_of(context).open(kept[1]);
-    const auto [d_o, d_weight] = gated_rms_norm_backward_to(std::move(call), d_gate);
+    const auto [d_o, d_weight] = gated_rms_norm_backward_to(std::move(norm), d_gate);
     return {d_o, d_gate, d_weight, {}, {}};
-  }
-
- private:
-  static Arguments arguments(AutogradContext* context, const at::Tensor& o, const at::Tensor& gate,
-                             const at::Tensor& weight) {
-    Arguments a;
-    a.x = o;
-    a.gate = gate;
-    a.weight = weight;
-    a.activation = context->saved_data["activation"].toStringRef();
-    a.eps = context->saved_data["eps"].toDouble();
-    return a;
   }
 };
 

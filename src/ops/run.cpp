@@ -36,13 +36,16 @@ View sequence_view(const at::Tensor& tensor) { return view(tensor, 1); }
 View token_view(const at::Tensor& tensor) { return view(tensor, -1); }
 
 /// Drops what the part has no use for, and with it any gradient for it.
-void drop_unused(Arguments& a) {
-  if (a.part == "solve") a.v = a.alpha = a.u0 = a.d_u = at::Tensor();
-  if (a.part == "memory") a.alpha = a.h0 = a.d_h = a.ridge_diagonal = at::Tensor();
+void drop_unused(MemoryCall& a) {
+  switch (a.part) {
+    case Part::both: break;
+    case Part::solve: a.v = a.alpha = a.u0 = a.d_u = at::Tensor(); break;
+    case Part::memory: a.alpha = a.h0 = a.d_h = a.ridge_diagonal = at::Tensor(); break;
+  }
 }
 
 /// Brings the tensors into the layout and type the kernels read, without a copy where they have it already.
-void prepare(Arguments& a) {
+void prepare(MemoryCall& a) {
   for (auto* tensor : {&a.q, &a.k, &a.v, &a.d_o}) make_channels_contiguous(*tensor);
   for (auto* tensor : {&a.h0, &a.u0, &a.x, &a.norm, &a.h_segments, &a.u_segments, &a.d_h, &a.d_u}) {
     if (tensor->defined()) *tensor = tensor->contiguous();
@@ -54,7 +57,7 @@ void prepare(Arguments& a) {
   a.iterations_per_sequence = integers(a.iterations_per_sequence, device, at::kInt);
 }
 
-kernels::Problem problem_of(const Arguments& a, const Sizes& sizes, kernels::Options options) {
+kernels::Problem problem_of(const MemoryCall& a, const Sizes& sizes, kernels::Options options) {
   options.ridge_diagonal = doubles(a.ridge_diagonal);
   return {.batch = sizes.batch.expect_int(),
           .tokens = sizes.tokens.expect_int(),
@@ -76,9 +79,9 @@ kernels::Problem problem_of(const Arguments& a, const Sizes& sizes, kernels::Opt
 
 // ---- Which backend, and what is checked before it ----------------------------------------------------------------
 
-bool is_meta(const Arguments& a) { return a.q.device().is_meta(); }
+bool is_meta(const MemoryCall& a) { return a.q.device().is_meta(); }
 
-const Backend& find_backend(std::string_view op, const Arguments& a) {
+const Backend& find_backend(std::string_view op, const MemoryCall& a) {
   const Backend& backend = backend_for(op, a.q.device());
   if (values_are_checked(a.q.device())) check_values(op, a);
   return backend;
@@ -86,21 +89,20 @@ const Backend& find_backend(std::string_view op, const Arguments& a) {
 
 // ---- Room for results --------------------------------------------------------------------------------------------
 
-at::Tensor room(const Arguments& a, std::initializer_list<c10::SymInt> shape, at::ScalarType type) {
+at::Tensor room(const MemoryCall& a, std::initializer_list<c10::SymInt> shape, at::ScalarType type) {
   return at::empty_symint(shape, a.q.options().dtype(type));
 }
 
 /// Stands for a result that was not asked for.
-at::Tensor nothing(const Arguments& a) { return at::empty({0}, a.q.options()); }
+at::Tensor nothing(const MemoryCall& a) { return at::empty({0}, a.q.options()); }
 
 struct ForwardResults {
   at::Tensor o, h, u, x, norm, h_segments, u_segments;
 };
 
-ForwardResults forward_room(const Arguments& a, const Sizes& s, Part part) {
+ForwardResults forward_room(const MemoryCall& a, const Sizes& s) {
   const auto wide = accumulation_type(a.q);
-  const bool solves = part != Part::memory;
-  const bool remembers = part != Part::solve;
+  const bool solves = ops::solves(a.part), remembers = ops::remembers(a.part);
   const auto maybe = [&](bool wanted, std::initializer_list<c10::SymInt> shape, at::ScalarType type) {
     return wanted ? room(a, shape, type) : nothing(a);
   };
@@ -116,7 +118,7 @@ ForwardResults forward_room(const Arguments& a, const Sizes& s, Part part) {
   };
 }
 
-std::vector<at::Tensor> gradient_room(const Arguments& a) {
+std::vector<at::Tensor> gradient_room(const MemoryCall& a) {
   std::vector<at::Tensor> gradients;
   for (std::size_t i = 0; i < std::size(kDifferentiable); ++i) {
     const at::Tensor& input = a.*kDifferentiable[i];
@@ -138,38 +140,60 @@ kernels::Saved saved_pointers(const at::Tensor& x, const at::Tensor& norm, const
   return {.x = pointer(x), .norm = doubles(norm), .h = pointer(h), .u = pointer(u)};
 }
 
+/// What all three forward operators do: checks, room, and the kernel.
+ForwardResults forward(MemoryCall& a) {
+  drop_unused(a);
+  const auto name = public_name(a.part);
+  const auto options = check_options(name, a);
+  const auto sizes = check_call(name, a);
+  auto results = forward_room(a, sizes);
+  if (is_meta(a)) return results;
+  const auto& backend = find_backend(name, a);
+  prepare(a);
+  const auto problem = problem_of(a, sizes, options);
+  clear_spare_room(problem, results);
+  backend.forward(problem,
+                  {.o = sequence_view(results.o),
+                   .h = pointer(results.h),
+                   .u = pointer(results.u),
+                   .saved = saved_pointers(results.x, results.norm, results.h_segments, results.u_segments),
+                   .report = {}},
+                  a.q.device());
+  return results;
+}
+
 }  // namespace
 
+template <Part part>
+void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  static const Operator<MemoryCall> self(op);
+  MemoryCall a = self.pop(*stack);
+  a.part = part;
+  const auto results = forward(a);
+  stack->emplace_back(results.o);
+  if (solves(part)) stack->emplace_back(results.h);
+  if (remembers(part)) stack->emplace_back(results.u);
+}
+
+template void run_part<Part::both>(const c10::OperatorHandle&, torch::jit::Stack*);
+template void run_part<Part::solve>(const c10::OperatorHandle&, torch::jit::Stack*);
+template void run_part<Part::memory>(const c10::OperatorHandle&, torch::jit::Stack*);
+
 void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  Arguments a = pop_arguments(op.schema(), *stack);
-  drop_unused(a);
-  const auto name = public_name(a);
-  const auto options = parse_options(name, a);
-  const auto sizes = check_call(name, a);
-  const auto results = forward_room(a, sizes, options.part);
-  if (!is_meta(a)) {
-    const auto& backend = find_backend(name, a);
-    prepare(a);
-    const auto problem = problem_of(a, sizes, options);
-    clear_spare_room(problem, results);
-    backend.forward(problem,
-                    {.o = sequence_view(results.o),
-                     .h = pointer(results.h),
-                     .u = pointer(results.u),
-                     .saved = saved_pointers(results.x, results.norm, results.h_segments, results.u_segments),
-                     .report = {}},
-                    a.q.device());
-  }
+  static const Operator<MemoryCall> self(op);
+  MemoryCall a = self.pop(*stack);
+  const auto results = forward(a);
   push_results(*stack,
                {results.o, results.h, results.u, results.x, results.norm, results.h_segments, results.u_segments});
 }
 
 void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  constexpr std::string_view name = "gated_kalmanet_backward";
-  Arguments a = pop_arguments(op.schema(), *stack);
+  static const Operator<MemoryCall> self(op);
+  const auto name = self.name();
+  MemoryCall a = self.pop(*stack);
   drop_unused(a);
-  const auto options = parse_options(name, a);
-  const auto sizes = check_backward(a);
+  const auto options = check_options(name, a);
+  const auto sizes = check_backward(name, a);
   const auto results = gradient_room(a);
   if (!is_meta(a)) {
     const auto& backend = find_backend(name, a);
@@ -197,10 +221,11 @@ void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  constexpr std::string_view name = "gated_kalmanet_step";
-  Arguments a = pop_arguments(op.schema(), *stack);
-  auto options = parse_options(name, a);
-  const auto sizes = check_step(a);
+  static const Operator<MemoryCall> self(op);
+  const auto name = self.name();
+  MemoryCall a = self.pop(*stack);
+  auto options = check_options(name, a);
+  const auto sizes = check_step(name, a);
   const auto o = room(a, {sizes.batch, sizes.heads, sizes.value_dim}, a.q.scalar_type());
   if (!is_meta(a)) {
     const auto& backend = find_backend(name, a);
@@ -228,9 +253,10 @@ void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void run_report(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  constexpr std::string_view name = "gated_kalmanet_report";
-  Arguments a = pop_arguments(op.schema(), *stack);
-  auto options = parse_options(name, a);
+  static const Operator<MemoryCall> self(op);
+  const auto name = self.name();
+  MemoryCall a = self.pop(*stack);
+  auto options = check_options(name, a);
   const auto s = check_call(name, a);
   std::vector<at::Tensor> results;  // norm, ridge, residual, true_residual, variance
   for (int i = 0; i < 5; ++i) results.push_back(room(a, {s.batch, s.tokens, s.heads}, at::kDouble));

@@ -5,8 +5,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "gka/kernels.h"
+
 namespace gka::ops {
 
+/// gated_kalmanet, ridge_solve, linear_memory: the same operator by its part.
+template <kernels::Part part>
+void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+/// The same with what a backward pass needs, the part among its arguments.
 void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -1,8 +1,8 @@
 // The operators and, for each, which kernel runs at which level of torch's dispatcher. Nothing else registers anything.
 //
 //   autocast     casts q, k, v
-//   autograd     records a node that calls gated_kalmanet_backward
-//   the rest     gated_kalmanet, ridge_solve and linear_memory call gated_kalmanet_forward with their part
+//   autograd     where a gradient is wanted: calls gated_kalmanet_forward, with the part of gated_kalmanet, ridge_solve
+//                or linear_memory, and records a node that calls gated_kalmanet_backward
 //   CPU, CUDA    checks, allocates, runs a backend
 //   meta         checks and allocates
 #include <torch/library.h>
@@ -46,16 +46,17 @@ std::tuple<std::string, std::string> name_kernel(const std::string& device, std:
                                                  const std::string& ridge_mode, std::int64_t iterations,
                                                  bool decay_keys, double ridge, const std::string& part, bool refine,
                                                  bool report) {
-  Arguments a;
-  a.solver = solver;
-  a.gradient = gradient;
-  a.ridge_mode = ridge_mode;
+  constexpr std::string_view op = "choose_kernel";
+  MemoryCall a;
+  a.solver = parse_choice<Solver>(op, "solver", solver);
+  a.gradient = parse_choice<Gradient>(op, "gradient", gradient);
+  a.ridge_mode = parse_choice<RidgeMode>(op, "ridge_mode", ridge_mode);
   a.iterations = iterations;
   a.decay_keys = decay_keys;
   a.ridge = ridge;
-  a.part = part;
+  a.part = parse_choice<Part>(op, "part", part);
   a.refine = refine;
-  const auto options = parse_options("choose_kernel", a);
+  const auto options = check_options(op, a);
   const auto choice = choose_kernel({.device = device,
                                      .device_index = static_cast<int>(device_index),
                                      .dtype = kernel_dtype(dtype),
@@ -148,14 +149,11 @@ TORCH_LIBRARY(gka, m) {
       name_kernel);
 }
 
-TORCH_LIBRARY_IMPL(gka, CompositeExplicitAutograd, m) {
+// One kernel each for every device: the table of backends decides what runs, and says so where nothing does.
+void register_devices(torch::Library& m) {
   m.impl("gated_kalmanet", boxed<run_part<Part::both>>());
   m.impl("ridge_solve", boxed<run_part<Part::solve>>());
   m.impl("linear_memory", boxed<run_part<Part::memory>>());
-}
-
-// One kernel each for every device: the table of backends decides what runs, and says so where nothing does.
-void register_devices(torch::Library& m) {
   m.impl("gated_kalmanet_forward", boxed<run_forward>());
   m.impl("gated_kalmanet_backward", boxed<run_backward>());
   m.impl("gated_kalmanet_step", boxed<run_step>());
@@ -190,11 +188,11 @@ TORCH_LIBRARY_IMPL(gka, ADInplaceOrView, m) {
 }
 
 void register_autocast(torch::Library& m) {
-  m.impl("gated_kalmanet", boxed<autocast>());
-  m.impl("ridge_solve", boxed<autocast>());
-  m.impl("linear_memory", boxed<autocast>());
-  m.impl("gated_kalmanet_step", boxed<autocast>());
-  m.impl("gated_kalmanet_report", boxed<autocast>());
+  m.impl("gated_kalmanet", boxed<autocast<3>>());
+  m.impl("ridge_solve", boxed<autocast<2>>());
+  m.impl("linear_memory", boxed<autocast<3>>());
+  m.impl("gated_kalmanet_step", boxed<autocast<3>>());
+  m.impl("gated_kalmanet_report", boxed<autocast<3>>());
 }
 TORCH_LIBRARY_IMPL(gka, AutocastCPU, m) { register_autocast(m); }
 TORCH_LIBRARY_IMPL(gka, AutocastCUDA, m) { register_autocast(m); }
