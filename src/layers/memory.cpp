@@ -27,7 +27,6 @@ namespace {
 constexpr std::int64_t kChunk = 64;
 constexpr std::int64_t kLeaf = 4;
 constexpr std::int64_t kOperatorLimit = 256;  // the largest K and V gka::linear_memory takes
-constexpr std::int64_t kShort = 1024;         // tokens a sequence may have to go through a GPU's recurrence
 
 /// Σ of the log decays up to and including each row of [..., C, K].
 at::Tensor sums_to(const at::Tensor& g) { return g.cumsum(-2); }
@@ -220,6 +219,16 @@ at::Tensor in_chunks(const MemoryInputs& in, MemoryRule rule, Call& call) {
 
 at::Tensor one_token(const MemoryInputs& in, MemoryRule rule, Call& call) {
   const at::Tensor pool = call.take();
+  const ops::RecurrenceStep step{.q = in.q,
+                                 .k = in.k,
+                                 .v = in.v,
+                                 .log_decay = in.log_decay,
+                                 .beta = in.beta,
+                                 .pool = pool,
+                                 .slots = call.slots(),
+                                 .delta = rule == MemoryRule::delta,
+                                 .scale = in.scale};
+  if (ops::has_recurrence_step(step)) return ops::recurrence_step(step);
   const auto type = pool.scalar_type();
   at::Tensor state = call.read(pool, in.q.size(0));
   const auto k = in.k.to(type).unsqueeze(-1);  // [B,H,K,1]
@@ -236,26 +245,25 @@ at::Tensor one_token(const MemoryInputs& in, MemoryRule rule, Call& call) {
   return at::matmul(q, state).squeeze(-2).to(in.q.scalar_type());
 }
 
-// ---- Token by token on a GPU
+// ---- By a GPU's own kernels
 
-/// Whether that is the way to go: cut into chunks, short sequences are hundreds of launches of very little work.
-bool recurs(const MemoryInputs& in, const Sequences& sequences) {
-  return ops::has_recurrence(in.q) && sequences.longest() <= kShort;
+ops::Recurrence recurrence_of(const MemoryInputs& in, MemoryRule rule, const Call& call) {
+  return {.q = in.q,
+          .k = in.k,
+          .v = in.v,
+          .log_decay = in.log_decay,
+          .beta = in.beta,
+          .initial = {},
+          .bounds = call.sequences().cu_seqlens(),
+          .delta = rule == MemoryRule::delta,
+          .scale = in.scale};
 }
 
-at::Tensor by_recurrence(const MemoryInputs& in, MemoryRule rule, Call& call) {
-  const auto result = ops::recurrence({.q = in.q,
-                                       .k = in.k,
-                                       .v = in.v,
-                                       .log_decay = in.log_decay,
-                                       .beta = in.beta,
-                                       .initial = call.take(),
-                                       .bounds = call.sequences().cu_seqlens(),
-                                       .delta = rule == MemoryRule::delta,
-                                       .scale = in.scale},
-                                      call.wants_state());
+at::Tensor by_recurrence(ops::Recurrence recurrence, ops::RecurrencePath path, Call& call) {
+  recurrence.initial = call.take();
+  const auto result = ops::recurrence(recurrence, path, call.wants_state());
   call.give(result.final);
-  return result.o.to(in.q.scalar_type());
+  return result.o;
 }
 
 /// Whether the operator with its own kernels computes it.
@@ -278,7 +286,9 @@ at::Tensor by_operator(const MemoryInputs& in, Call& call) {
 
 at::Tensor remember(const MemoryInputs& in, MemoryRule rule, Call& call) {
   if (call.is_step()) return one_token(in, rule, call);
-  if (recurs(in, call.sequences())) return by_recurrence(in, rule, call);
+  const auto recurrence = recurrence_of(in, rule, call);
+  const auto path = ops::recurrence_path(recurrence, call.sequences().longest());
+  if (path != ops::RecurrencePath::none) return by_recurrence(recurrence, path, call);
   return has_operator(in, rule) ? by_operator(in, call) : in_chunks(in, rule, call);
 }
 

@@ -13,6 +13,7 @@
 #include "ops/autograd.h"
 #include "ops/block.h"
 #include "ops/checks.h"
+#include "ops/recurrence.h"
 #include "ops/run.h"
 
 namespace gka::ops {
@@ -139,6 +140,13 @@ TORCH_LIBRARY(gka, m) {
   m.def(
       "gated_rms_norm_backward(Tensor x, Tensor? gate, Tensor? weight, str activation, float eps, Tensor d_y, "
       "bool[] needs) -> (Tensor d_x, Tensor d_gate, Tensor d_weight)");
+
+  // Gated DeltaNet's rule (delta=False: linear attention's) in chunks on a GPU's tensor cores.
+  m.def(
+      "chunked_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, *, float scale=1.0, "
+      "bool delta=True, Tensor? initial_state=None, bool output_final_state=False, Tensor? cu_seqlens=None) "
+      "-> (Tensor o, Tensor state)",
+      chunked_delta_rule);
 
   m.def("version() -> str", []() -> std::string { return version(); });
   m.def("backends() -> (str[] name, bool[] built, bool[] available, str[] detail)", list_backends);

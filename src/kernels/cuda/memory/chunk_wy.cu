@@ -1,0 +1,274 @@
+// What of a chunk knows nothing of the state: P, and with the delta rule T, w and T β v (left in u); without it β v.
+//
+// A block of eight warps takes one head of one chunk. T, the inverse of a unit lower triangle, is made in float32: four
+// 16 × 16 triangles by substitution, a thread a column; then pairs are joined, 16 to 32 to 64, by
+// [A 0; C B]⁻¹ = [A⁻¹ 0; −B⁻¹ C A⁻¹ B⁻¹].
+#include "kernels/cuda/memory/passes.h"
+#include "kernels/cuda/memory/tile.cuh"
+
+namespace gka::kernels::cuda::memory {
+namespace wy {  // named, so that a test can have all passes in one file
+
+inline constexpr int kBlock = 256;
+inline constexpr int kTriangle = kChunk + 8;  // rows of a float32 triangle: as many bytes as two tiles have
+inline constexpr int kValues = 128;           // values at a time
+inline constexpr double kForgotten = -1e5;    // log decays below are this one: e^x is 0 long before
+
+/// Small enough that three blocks share a multiprocessor: most of the time goes into waiting for one step of T or
+/// another.
+template <int kKeys>
+struct Shared {
+  alignas(16) Bits k[kChunk][kKeys + kPad];
+  union {
+    alignas(16) Bits q[kChunk][kKeys + kPad];
+    alignas(16) Bits v[kChunk][kValues + kPad];  // once q is done with
+  };
+  union {
+    alignas(16) float t[kChunk][kTriangle];
+    alignas(16) Bits w[kChunk][kKeys + kPad];  // once T is rounded
+  };
+  union {
+    alignas(16) float a[kChunk][kTriangle];
+    struct {  // once T is made
+      alignas(16) Bits keys[kChunk][kSquare], values[kChunk][kSquare];
+    } weighted;
+  };
+  double parts[2][kChunk];
+  TwoFloats sums[kChunk];
+  float from_start[kChunk], beta[kChunk];
+};
+
+struct alignas(16) Four {
+  float x[4];
+};
+__device__ __forceinline__ Four four_at(const float* from) { return *reinterpret_cast<const Four*>(from); }
+
+/// G and β. Sums in float64, by eights: a thread adds up those before it in its eight, then the eights before.
+template <int kKeys>
+__device__ __forceinline__ void load_gates(Shared<kKeys>& s, const ChunkedMemory& m, const Chunk& chunk,
+                                           std::int64_t head, TwoFloats (&kept)[kChunk]) {
+  const int t = thread();
+  if (t < kChunk) {
+    const bool there = t < chunk.tokens;
+    const std::int64_t row = (chunk.first + t) * m.heads + head;
+    s.beta[t] = !there ? 0 : m.beta != nullptr ? m.beta[row] : 1;
+    const double g = there && m.log_decay != nullptr ? static_cast<double>(m.log_decay[row]) : 0;
+    s.parts[0][t] = g > kForgotten ? g : kForgotten;
+  }
+  sync();
+  if (t < kChunk) {
+    double sum = 0;
+    for (int i = t / 8 * 8; i <= t; ++i) sum += s.parts[0][i];
+    s.parts[1][t] = sum;
+  }
+  sync();
+  if (t < kChunk) {
+    double sum = s.parts[1][t];
+    for (int i = 7; i < t / 8 * 8; i += 8) sum += s.parts[1][i];
+    const auto high = static_cast<float>(sum);
+    s.sums[t] = {high, static_cast<float>(sum - static_cast<double>(high))};
+    s.from_start[t] = decay_from_start(s.sums[t]);
+    kept[t] = s.sums[t];
+  }
+}
+
+/// The inverse of I + a's diagonal blocks of 16, into t.
+template <int kKeys>
+__device__ __forceinline__ void invert_diagonal(Shared<kKeys>& s) {
+  if (thread() >= kChunk) return;
+  const int first = thread() / 16 * 16, j = thread() % 16;
+  float x[16];
+#pragma unroll
+  for (int r = 0; r < 16; ++r) {
+    float sum = r == j ? 1.0f : 0.0f;
+#pragma unroll
+    for (int i = 0; i < r; ++i) sum -= s.a[first + r][first + i] * x[i];
+    x[r] = sum;
+  }
+#pragma unroll
+  for (int r = 0; r < 16; ++r) s.t[first + r][first + j] = x[r];
+}
+
+/// Joins neighbouring triangles of kSize: t's block below each pair becomes −B⁻¹ C A⁻¹. C A⁻¹ goes through a's mirror
+/// block above the diagonal, which nobody needs. A thread has four neighbours of a row.
+template <int kSize, int kKeys>
+__device__ __forceinline__ void join(Shared<kKeys>& s) {
+  constexpr int kPairs = kChunk / (2 * kSize), kRow = kSize / 4;
+  static_assert(kPairs * kSize * kRow <= kBlock);
+  const int first = thread() / (kSize * kRow) * 2 * kSize, r = thread() / kRow % kSize, c = thread() % kRow * 4;
+  const bool busy = thread() < kPairs * kSize * kRow;
+  const auto multiply = [&](const float* left, const float* right, int from, int to) {
+    Four sum{};
+    for (int i = from; i < to; i += 4) {
+      const Four row = four_at(left + i);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const Four column = four_at(right + (i + n) * kTriangle);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum.x[j] += row.x[n] * column.x[j];
+      }
+    }
+    return sum;
+  };
+  if (busy) {  // above row c A⁻¹ is zero
+    const Four sum = multiply(&s.a[first + kSize + r][first], &s.t[first][first + c], c, kSize);
+    *reinterpret_cast<Four*>(&s.a[first + r][first + kSize + c]) = sum;
+  }
+  sync();
+  if (busy) {  // behind column r B⁻¹ is zero
+    Four sum = multiply(&s.t[first + kSize + r][first + kSize], &s.a[first][first + kSize + c], 0, r / 4 * 4 + 4);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum.x[j] = -sum.x[j];
+    *reinterpret_cast<Four*>(&s.t[first + kSize + r][first + c]) = sum;
+  }
+  sync();
+}
+
+/// T, its columns weighted by β and by β e^G, and T itself where it is kept.
+template <int kKeys>
+__device__ __forceinline__ void round_inverse(Shared<kKeys>& s, Bits* kept) {
+  const int c = thread() % (kChunk / 2) * 2;
+  const float b0 = s.beta[c], b1 = s.beta[c + 1], d0 = s.from_start[c], d1 = s.from_start[c + 1];
+#pragma unroll
+  for (int i = 0; i < kChunk; i += kBlock / (kChunk / 2)) {
+    const int r = thread() / (kChunk / 2) + i;
+    const float t0 = s.t[r][c], t1 = s.t[r][c + 1];
+    const float first = c <= r ? t0 : 0, second = c + 1 <= r ? t1 : 0;
+    put_two(&s.weighted.values[r][c], b0 * first, b1 * second);
+    put_two(&s.weighted.keys[r][c], b0 * d0 * first, b1 * d1 * second);
+    if (kept != nullptr) put_two(kept + r * kChunk + c, first, second);
+  }
+  sync();
+}
+
+/// Rows of a warp's tile, from its first row and column on, into a [tokens, heads, width] array.
+template <int kAcross>
+__device__ __forceinline__ void write_rows(Sums<kAcross>& sums, Bits* to, const ChunkedMemory& m, const Chunk& chunk,
+                                           std::int64_t head, int first_row, int first_column, std::int64_t width) {
+  sums.each([&](int i, int n, float first, float second) {
+    const int t = first_row + Sums<kAcross>::row(i), c = first_column + Sums<kAcross>::column(n);
+    if (t >= chunk.tokens || c >= width) return;
+    put_two(to + ((chunk.first + t) * m.heads + head) * width + c, first, second);
+  });
+}
+
+/// A tile as it lies.
+template <int kWidth>
+__device__ __forceinline__ void write_tile(Bits (&to)[kChunk][kWidth], const Bits (&from)[kChunk][kWidth]) {
+  for (int i = 8 * thread(); i < kChunk * kWidth; i += 8 * kBlock) copy_vector(&to[0][i], &from[0][i]);
+}
+
+/// scale · M ∘ q kᵀ of the warp's rows and columns into P.
+template <int kAcross, int kKeys>
+__device__ __forceinline__ void write_p(Sums<kAcross>& sums, const Shared<kKeys>& s, Bits (&p)[kChunk][kSquare],
+                                        float scale, int rows, int columns) {
+  sums.each([&](int i, int n, float first, float second) {
+    const int t = rows + Sums<kAcross>::row(i), c = columns + Sums<kAcross>::column(n);
+    const float one = scale * decay_between(s.sums[t], s.sums[c]) * first;
+    const float two = scale * decay_between(s.sums[t], s.sums[c + 1]) * second;
+    put_two(&p[t][c], c <= t ? one : 0, c + 1 <= t ? two : 0);
+  });
+}
+
+/// With the delta rule half of the warps have k kᵀ and half q kᵀ; without it all share q kᵀ.
+template <int kKeys, bool kDelta>
+__device__ __forceinline__ void multiply_keys(Shared<kKeys>& s, Bits (&p)[kChunk][kSquare], float scale) {
+  const int rows = warp() % 4 * 16, half = warp() / 4;
+  if constexpr (kDelta) {
+    Sums<8> sums;
+    sums.clear();
+    const auto& left = half == 0 ? s.k : s.q;
+    sums.template multiply<kKeys, Lies::straight, Lies::turned>(left[rows], kKeys + kPad, s.k[0], kKeys + kPad);
+    if (half == 1) {
+      write_p(sums, s, p, scale, rows, 0);
+    } else {
+      sums.each([&](int i, int n, float first, float second) {
+        const int t = rows + Sums<8>::row(i), c = Sums<8>::column(n);
+        const float one = s.beta[t] * decay_between(s.sums[t], s.sums[c]) * first;
+        const float two = s.beta[t] * decay_between(s.sums[t], s.sums[c + 1]) * second;
+        s.a[t][c] = c < t ? one : 0;
+        s.a[t][c + 1] = c + 1 < t ? two : 0;
+      });
+    }
+  } else {
+    Sums<4> sums;
+    sums.clear();
+    sums.template multiply<kKeys, Lies::straight, Lies::turned>(s.q[rows], kKeys + kPad, s.k[half * 32], kKeys + kPad);
+    write_p(sums, s, p, scale, rows, half * 32);
+  }
+  sync();
+}
+
+/// T β v, or β v, kValues columns at a time.
+template <int kKeys, bool kDelta>
+__device__ __forceinline__ void write_values(Shared<kKeys>& s, const ChunkedMemory& m, const Chunk& chunk,
+                                             std::int64_t head, Bits* u) {
+  const int rows = warp() % 4 * 16, columns = warp() / 4 * (kValues / 2);
+  const auto width = static_cast<int>(m.value_dim);
+  for (int from = 0; from < width; from += kValues) {
+    if (from > 0) fetch<kBlock, kValues>(s.v[0], m.v, chunk, head, width, from);  // the first ones are on their way
+    wait_for_copies();
+    sync();
+    Sums<kValues / 16> sums;
+    sums.clear();
+    if constexpr (kDelta) {
+      sums.template multiply<kChunk, Lies::straight, Lies::straight>(s.weighted.values[rows], kSquare, &s.v[0][columns],
+                                                                     kValues + kPad);
+    } else {
+      sums.each([&](int i, int n, float& first, float& second) {
+        const int t = rows + sums.row(i);
+        const std::uint32_t two = two_at(&s.v[t][columns + sums.column(n)]);
+        first = s.beta[t] * low_half(two);
+        second = s.beta[t] * high_half(two);
+      });
+    }
+    write_rows(sums, u, m, chunk, head, rows, from + columns, m.value_dim);
+    sync();
+  }
+}
+
+template <int kKeys, bool kDelta>
+__global__ void __launch_bounds__(kBlock, 3)
+    chunk_wy(const __grid_constant__ ChunkedMemory m, const __grid_constant__ ChunkedMemorySaved saved) {
+  auto& s = *reinterpret_cast<Shared<kKeys>*>(shared_memory());
+  const std::int64_t slot = block() / m.heads, head = block() % m.heads, place = slot * m.heads + head;
+  const Chunk chunk = chunk_at(m, slot);
+  if (chunk.tokens == 0) return;
+  fetch<kBlock, kKeys>(s.q[0], m.q, chunk, head, static_cast<int>(m.key_dim));
+  fetch<kBlock, kKeys>(s.k[0], m.k, chunk, head, static_cast<int>(m.key_dim));
+  auto& tiles = *tiles_at<kKeys, kDelta>(m, saved, slot, head);
+  load_gates(s, m, chunk, head, tiles.sums);
+  wait_for_copies();
+  sync();
+  write_tile(tiles.q, s.q);
+  write_tile(tiles.k, s.k);
+  multiply_keys<kKeys, kDelta>(s, tiles.p, m.scale);
+  if (m.has_own_u()) fetch<kBlock, kValues>(s.v[0], m.v, chunk, head, static_cast<int>(m.value_dim));
+  if constexpr (kDelta) {
+    invert_diagonal(s);
+    sync();
+    join<16>(s);
+    join<32>(s);
+    round_inverse(s, saved.t != nullptr ? static_cast<Bits*>(saved.t) + place * kChunk * kChunk : nullptr);
+    Sums<kKeys / 16> w;
+    w.clear();
+    const int rows = warp() % 4 * 16, columns = warp() / 4 * (kKeys / 2);
+    w.template multiply<kChunk, Lies::straight, Lies::straight>(s.weighted.keys[rows], kSquare, &s.k[0][columns],
+                                                                kKeys + kPad);
+    w.put(&s.w[rows][columns], kKeys + kPad);
+    sync();
+    write_tile(tiles.w, s.w);
+  }
+  if (m.has_own_u()) write_values<kKeys, kDelta>(s, m, chunk, head, static_cast<Bits*>(saved.u));
+}
+
+}  // namespace wy
+
+void run_chunk_wy(const ChunkedMemory& m, const ChunkedMemorySaved& saved, const Device& device) {
+  with_shape(m, [&]<int kKeys, bool kDelta>() {
+    launch_blocks_of<wy::kBlock>(wy::chunk_wy<kKeys, kDelta>, m.slots() * m.heads, sizeof(wy::Shared<kKeys>),
+                                 device.stream, m, saved);
+  });
+}
+
+}  // namespace gka::kernels::cuda::memory

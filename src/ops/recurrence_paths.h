@@ -1,0 +1,60 @@
+// The two sets of kernels behind ops/recurrence.h, below autograd. Tensors are as `prepare` leaves them.
+#pragma once
+
+#include <vector>
+
+#include "ops/recurrence.h"
+
+namespace gka::ops {
+
+struct RecurrenceForward {
+  at::Tensor o, final;           // final: undefined unless asked for
+  std::vector<at::Tensor> kept;  // for the backward pass; empty unless asked for
+};
+
+struct RecurrenceGradients {
+  at::Tensor q, k, v, log_decay, beta, initial;  // undefined where the input is
+};
+
+struct RecurrenceKernels {
+  bool (*takes)(const Recurrence& r);
+  /// The same call as the kernels read it. Differentiable.
+  Recurrence (*prepare)(const Recurrence& r);
+  RecurrenceForward (*forward)(const Recurrence& r, bool keep, bool want_final);
+  /// d_o has any strides; d_final may be undefined.
+  RecurrenceGradients (*backward)(const Recurrence& r, const std::vector<at::Tensor>& kept, const at::Tensor& d_o,
+                                  const at::Tensor& d_final);
+};
+
+extern const RecurrenceKernels kTokenRecurrence;    // recurrence_tokens.cpp
+extern const RecurrenceKernels kChunkedRecurrence;  // recurrence_chunks.cpp
+
+// Pointers of tensors that may be undefined.
+inline const float* numbers(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
+}
+inline float* room(const at::Tensor& tensor) { return tensor.defined() ? tensor.data_ptr<float>() : nullptr; }
+
+/// The sizes that both sets of kernels name alike.
+template <typename Call>
+Call sizes_of(const Recurrence& r) {
+  const bool packed = r.bounds.defined();
+  Call call;
+  call.sequences = packed ? r.bounds.size(0) - 1 : r.q.size(0);
+  call.heads = r.q.size(2);
+  call.key_dim = r.q.size(3);
+  call.value_dim = r.v.size(3);
+  call.length = r.q.size(1);
+  call.tokens = r.q.size(0) * r.q.size(1);
+  call.bounds = packed ? r.bounds.const_data_ptr<std::int64_t>() : nullptr;
+  call.delta = r.delta;
+  call.scale = static_cast<float>(r.scale);
+  call.log_decay = numbers(r.log_decay);
+  call.beta = numbers(r.beta);
+  call.initial = numbers(r.initial);
+  return call;
+}
+
+inline bool is_per_channel(const Recurrence& r) { return r.log_decay.defined() && r.log_decay.dim() == r.q.dim(); }
+
+}  // namespace gka::ops
