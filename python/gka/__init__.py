@@ -18,6 +18,7 @@ _load()
 from ._block import gated_rms_norm, short_conv, short_conv_step  # noqa: E402  (they need the library)
 from ._info import Backend, backends, choose_kernel  # noqa: E402
 from ._info import version as _version  # noqa: E402
+from ._memory import memory  # noqa: E402
 from ._ops import (  # noqa: E402
     gated_kalmanet,
     gated_kalmanet_report,
@@ -25,14 +26,28 @@ from ._ops import (  # noqa: E402
     linear_memory,
     ridge_solve,
 )
+from ._tokenizer import Tokenizer  # noqa: E402
 
 __version__ = _version()
 
 #: For ``CMAKE_PREFIX_PATH``, so that ``find_package(gka)`` finds this installation.
 cmake_prefix_path = str(_path().parents[1])
 
+
+def __getattr__(name: str) -> object:
+    """gka.nn, gka.models, gka.hf and gka.load without an import of their own, loaded when they are asked for."""
+    import importlib
+
+    if name in ("nn", "models", "hf"):
+        return importlib.import_module(f".{name}", __name__)
+    if name == "load":
+        return importlib.import_module(".models", __name__).load
+    raise AttributeError(f"module 'gka' has no attribute {name!r}")
+
+
 __all__ = [
     "Backend",
+    "Tokenizer",
     "__version__",
     "backends",
     "choose_kernel",
@@ -42,6 +57,10 @@ __all__ = [
     "gated_kalmanet_step",
     "gated_rms_norm",
     "linear_memory",
+    "load",
+    "memory",
+    "models",
+    "nn",
     "ridge_solve",
     "short_conv",
     "short_conv_step",

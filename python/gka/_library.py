@@ -1,5 +1,6 @@
 """Finds and loads libgka.so: the one packaged here, or the one GKA_LIBRARY names (for work on gka itself)."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -12,9 +13,7 @@ def path() -> Path:
     return Path(override) if override else Path(__file__).parent / "lib" / "libgka.so"
 
 
-def load() -> None:
-    """Loads the library, which registers the operators."""
-    library = path()
+def _load(library: Path) -> None:
     if not library.is_file():
         raise ImportError(
             f"gka: there is no library at {library}; install the package (pip install --no-build-isolation .) or point "
@@ -26,3 +25,14 @@ def load() -> None:
         raise ImportError(
             f"gka: {library} does not load with torch {torch.__version__}; build it against this torch ({error})"
         ) from error
+
+
+def load() -> None:
+    """Loads the library, which registers the operators."""
+    _load(path())
+
+
+@functools.cache
+def load_floors() -> None:
+    """Loads what lies beside it: the floors above the operators (the rivals' memories, checkpoints, the tokenizer)."""
+    _load(path().with_name("libgka_python.so"))

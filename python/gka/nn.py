@@ -1,4 +1,4 @@
-"""Gated KalmaNet as a ``torch.nn.Module``, for training loops of one's own.
+"""Gated KalmaNet and the layers it is compared with as ``torch.nn.Module``, for training loops of one's own.
 
     layer = gka.nn.GatedKalmaNet(hidden_size=1024, head_dim=128, num_q_heads=8)
     y, state = layer(x)             # x [B, T, 1024]
@@ -6,21 +6,59 @@
     y = layer.step(token, state)    # one token [B, 1024]; the state is updated in place
 
 Parameters have the names of published checkpoints (``model.layers.N.gka.*``), so a state dict goes either way, also to
-and from the C++ block behind ``gka train`` and ``gka generate``.
+and from the C++ block behind ``gka train`` and ``gka generate``. The other layers (docs/layers.md) are called alike:
+``Attention``, ``GatedDeltaNet``, ``DeltaNet``, ``KimiDeltaAttention``, ``MesaNet``, ``GatedLinearAttention``,
+``RetNet``, ``LinearAttention``, ``Mamba2``. What must not decay under AdamW has ``_no_weight_decay``.
 """
 
 import dataclasses
-import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.utils import _pytree
 
-from ._block import gated_rms_norm, short_conv, short_conv_step
+from . import _parts as parts
+from ._mixers import (
+    Attention,
+    AttentionState,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedLinearAttention,
+    KimiDeltaAttention,
+    LinearAttention,
+    Mamba2,
+    Mamba2State,
+    MemoryState,
+    MesaNet,
+    MesaState,
+    Mixer,
+    RetNet,
+)
 from ._ops import gated_kalmanet, gated_kalmanet_step, linear_memory, ridge_solve
+from ._parts import Norm, ShortConv
 
-_EPS = 1e-6  # of unit length and of β, as published
+__all__ = [
+    "Attention",
+    "AttentionState",
+    "Config",
+    "DeltaNet",
+    "GatedDeltaNet",
+    "GatedKalmaNet",
+    "GatedLinearAttention",
+    "KimiDeltaAttention",
+    "LinearAttention",
+    "Mamba2",
+    "Mamba2State",
+    "MemoryState",
+    "MesaNet",
+    "MesaState",
+    "Mixer",
+    "RetNet",
+    "State",
+]
+
+Solver = Literal["chebyshev", "conjugate_gradient", "gradient_descent", "nesterov", "exact"]
 
 
 class State(NamedTuple):
@@ -33,19 +71,27 @@ class State(NamedTuple):
     u: Tensor  # [N, heads, D, V]
 
 
+for _state in (State, MemoryState, AttentionState, MesaState, Mamba2State):
+    # For torch.export and its files, and for torch.load, which takes known types alone.
+    _pytree._register_namedtuple(_state, serialized_type_name=f"gka.nn.{_state.__name__}")
+    torch.serialization.add_safe_globals([_state])
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The choices of a block, named as in ``gka_config`` of a checkpoint."""
 
     num_iter: int = 30  #: 0: no solve, the query itself asks the memory
     ridge_strength: float = 0.02
-    solver_type: str = "chebyshev"
-    ridge_mode: str = "adaptive"  #: constant: λ = ridge_strength
-    gradient: str = "implicit"
+    solver_type: Solver = "chebyshev"
+    ridge_mode: Literal["adaptive", "constant"] = "adaptive"  #: constant: λ = ridge_strength
+    gradient: Literal["implicit", "unrolled"] = "implicit"
     bp_lambda: bool = True  #: False: no gradient through λ
     use_alpha_connection: bool = True
     use_beta_gate: bool = True
-    beta_weight: str = "published"  #: published: tokens are written with weight β²; paper: with β
+    beta_weight: Literal["published", "paper"] = (
+        "published"  #: published: tokens are written with weight β²; paper: with β
+    )
     use_forgetting_gate: bool = True
     use_forgetting_gate_kk: bool = True  #: False: H does not fade
     use_gate: bool = True  #: of the output
@@ -62,56 +108,17 @@ class Config:
     sketch_dim: int = 0  #: > 0: the solve runs in so many learned dimensions
 
     def __post_init__(self) -> None:
-        if self.beta_weight not in ("published", "paper"):
-            raise ValueError(f"beta_weight is {self.beta_weight!r}; it takes 'published' or 'paper'.")
+        parts.one_of("beta_weight", self.beta_weight, ("published", "paper"))
+        parts.one_of("solver_type", self.solver_type, Solver.__args__)
+        parts.one_of("ridge_mode", self.ridge_mode, ("adaptive", "constant"))
+        parts.one_of("gradient", self.gradient, ("implicit", "unrolled"))
+        for name, least in (("num_iter", 0), ("conv_size", 0), ("sketch_dim", 0)):
+            parts.at_least(name, getattr(self, name), least)
+        if not self.ridge_strength > 0:
+            raise ValueError(f"ridge_strength is {self.ridge_strength}; it takes a number above 0.")
 
 
-class _ShortConv(nn.Module):
-    """A causal convolution per channel and SiLU, with unit-length heads where asked for."""
-
-    def __init__(self, channels: int, width: int, head_dim: int, unit: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, 1, width))
-        self.options = {"l2_norm": "divide" if unit else "none", "head_dim": head_dim if unit else 0, "eps": _EPS}
-
-    def forward(self, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return short_conv(
-            x, self.weight, initial_state=state, output_final_state=True, cu_seqlens=cu_seqlens, **self.options
-        )
-
-    def step(self, x: Tensor, state: Tensor) -> Tensor:
-        return short_conv_step(x, self.weight, state=state, **self.options)
-
-
-class _LowRank(nn.Module):
-    def __init__(self, inputs: int, rank: int, outputs: int) -> None:
-        super().__init__()
-        self.linearA = nn.Linear(inputs, rank, bias=False)
-        self.linearB = nn.Linear(rank, outputs, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linearB(functional.silu(self.linearA(x)))
-
-
-class _Scale(nn.Module):
-    """The weight of a norm, under its published name."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-
-
-def _unit(x: Tensor) -> Tensor:
-    return x / (x.norm(dim=-1, keepdim=True) + _EPS)
-
-
-def _whole(share: float, size: int, name: str) -> int:
-    if not (share * size).is_integer() or share <= 0:
-        raise ValueError(f"{name} is {share}, which of a head of {size} is not a whole number of at least 1.")
-    return int(share * size)
-
-
-class GatedKalmaNet(nn.Module):
+class GatedKalmaNet(Mixer):
     """The Gated KalmaNet block: projections, short convolutions, gates, the memory, a gated norm.
 
     Args:
@@ -120,7 +127,8 @@ class GatedKalmaNet(nn.Module):
         num_q_heads: heads of the queries. Left out: hidden_size / head_dim.
         num_k_heads, num_v_heads: heads of the keys and of the values; fewer serve consecutive query heads in groups.
             Left out: as the queries.
-        **gka_config: the fields of :class:`Config`.
+        device, dtype: of the parameters.
+        the rest: the fields of :class:`Config`, which says what each is.
     """
 
     def __init__(
@@ -130,87 +138,92 @@ class GatedKalmaNet(nn.Module):
         num_q_heads: int | None = None,
         num_k_heads: int | None = None,
         num_v_heads: int | None = None,
-        **gka_config: object,
+        *,
+        num_iter: int = 30,
+        ridge_strength: float = 0.02,
+        solver_type: Solver = "chebyshev",
+        ridge_mode: Literal["adaptive", "constant"] = "adaptive",
+        gradient: Literal["implicit", "unrolled"] = "implicit",
+        bp_lambda: bool = True,
+        use_alpha_connection: bool = True,
+        use_beta_gate: bool = True,
+        beta_weight: Literal["published", "paper"] = "published",
+        use_forgetting_gate: bool = True,
+        use_forgetting_gate_kk: bool = True,
+        use_gate: bool = True,
+        gla_rescale: bool = True,
+        conv_size: int = 4,
+        use_q_conv: bool = True,
+        use_k_conv: bool = True,
+        use_v_conv: bool = True,
+        norm_eps: float = 1e-6,
+        kv_proj_rank: int | None = None,
+        kv_learnable_residual: bool = False,
+        expand_k: float = 1.0,
+        expand_v: float = 1.0,
+        sketch_dim: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **unknown: object,
     ) -> None:
         super().__init__()
-        unknown = sorted(set(gka_config) - {field.name for field in dataclasses.fields(Config)})
+        fields = [field.name for field in dataclasses.fields(Config)]
         if unknown:
-            known = ", ".join(field.name for field in dataclasses.fields(Config))
-            raise TypeError(f"GatedKalmaNet has no option {unknown[0]!r}; its options are {known}.")
-        self.config = config = Config(**gka_config)
+            raise TypeError(f"GatedKalmaNet has no option {min(unknown)!r}; its options are {', '.join(fields)}.")
+        given = locals()
+        self.config = config = Config(**{name: given[name] for name in fields})
+        factory = {"device": device, "dtype": dtype}
         q_heads = num_q_heads or max(hidden_size // head_dim, 1)
         k_heads, v_heads = num_k_heads or q_heads, num_v_heads or q_heads
         self.heads = heads = max(q_heads, k_heads, v_heads)
         for name, count in (("num_q_heads", q_heads), ("num_k_heads", k_heads), ("num_v_heads", v_heads)):
             if heads % count:
                 raise ValueError(f"{name} is {count}, which does not divide the {heads} heads of the layer.")
-        self.key_dim = _whole(config.expand_k, head_dim, "expand_k")
-        self.value_dim = _whole(config.expand_v, head_dim, "expand_v")
+        self.key_dim = parts.whole(config.expand_k, head_dim, "expand_k")
+        self.value_dim = parts.whole(config.expand_v, head_dim, "expand_v")
         if config.sketch_dim > self.key_dim:
             raise ValueError(f"sketch_dim is {config.sketch_dim}; it must be at most a key's size, {self.key_dim}.")
         self.scale = self.key_dim**-0.5 if config.gla_rescale else 1.0
 
         rank = config.kv_proj_rank or 0
-        self.q_proj = nn.Linear(hidden_size, q_heads * self.key_dim, bias=False)
-        self.k_proj = nn.Linear(hidden_size, k_heads * self.key_dim, bias=False)
-        self.v_proj = nn.Linear(hidden_size, v_heads * self.value_dim, bias=False)
+        self.q_proj = nn.Linear(hidden_size, q_heads * self.key_dim, bias=False, **factory)
+        self.k_proj = nn.Linear(hidden_size, k_heads * self.key_dim, bias=False, **factory)
+        self.v_proj = nn.Linear(hidden_size, v_heads * self.value_dim, bias=False, **factory)
         # Heads with a low-rank part have their length only after it is added.
         self._unit_keys = not (rank and k_heads < heads)
-        self.q_conv1d = self._conv(config.use_q_conv, self.q_proj, self.key_dim, True)
-        self.k_conv1d = self._conv(config.use_k_conv, self.k_proj, self.key_dim, self._unit_keys)
-        self.v_conv1d = self._conv(config.use_v_conv, self.v_proj, self.value_dim, False)
-        for name, count, size in (("k", k_heads, self.key_dim), ("v", v_heads, self.value_dim)):
-            if rank and count < heads:
-                self.add_module(f"proj_{name}", _LowRank(count * size, rank, heads * size))
-                if config.kv_learnable_residual:
-                    self.register_parameter(f"{name}_rep", nn.Parameter(torch.empty(heads, count)))
+        norms = ("divide", "divide" if self._unit_keys else "none", "none")
+        wanted = (config.use_q_conv, config.use_k_conv, config.use_v_conv)
+        for name, size, norm, with_conv in zip(
+            "qkv", (self.key_dim, self.key_dim, self.value_dim), norms, wanted, strict=True
+        ):
+            width = config.conv_size if with_conv else 0
+            channels = getattr(self, f"{name}_proj").out_features
+            self.add_module(f"{name}_conv1d", ShortConv(channels, width, size, norm, **factory) if width else None)
+        learned = config.kv_learnable_residual
+        parts.add_expansion(self, "k", k_heads, self.key_dim, heads, rank, learned, **factory)
+        parts.add_expansion(self, "v", v_heads, self.value_dim, heads, rank, learned, **factory)
         if config.use_forgetting_gate:
-            self.a_proj = nn.Linear(hidden_size, heads, bias=False)
-            self.A_log = nn.Parameter(torch.empty(heads))
-            self.dt_bias = nn.Parameter(torch.empty(heads))
-            self.A_log._no_weight_decay = self.dt_bias._no_weight_decay = True
+            self.a_proj = nn.Linear(hidden_size, heads, bias=False, **factory)
+            self.A_log, self.dt_bias = parts.fresh((heads,), **factory), parts.fresh((heads,), **factory)
         if config.use_beta_gate:
-            self.b_proj = nn.Linear(hidden_size, heads)
+            self.b_proj = nn.Linear(hidden_size, heads, **factory)
         if config.use_alpha_connection:
-            self.alpha_proj = nn.Linear(hidden_size, heads)
+            self.alpha_proj = nn.Linear(hidden_size, heads, **factory)
         if config.sketch_dim:
-            self.sketch = nn.Parameter(torch.empty(heads, config.sketch_dim, self.key_dim))
+            self.sketch = parts.fresh((heads, config.sketch_dim, self.key_dim), **factory)
         if config.use_gate:
-            self.g_proj = nn.Linear(hidden_size, heads * self.value_dim, bias=False)
-        self.o_norm = _Scale(self.value_dim)
-        self.o_proj = nn.Linear(heads * self.value_dim, hidden_size, bias=False)
+            self.g_proj = nn.Linear(hidden_size, heads * self.value_dim, bias=False, **factory)
+        self.o_norm = Norm(self.value_dim, config.norm_eps, **factory)
+        self.o_proj = nn.Linear(heads * self.value_dim, hidden_size, bias=False, **factory)
         self.reset_parameters()
 
-    def _conv(self, wanted: bool, projection: nn.Linear, head_dim: int, unit: bool) -> _ShortConv | None:
-        width = self.config.conv_size if wanted else 0
-        return _ShortConv(projection.out_features, width, head_dim, unit) if width else None
-
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def reset_parameters(self, std: float = 0.02) -> None:
         """The start the C++ block has: A in (0, 16), dt log-uniform in (0.001, 0.1), matrices normal(0.02)."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.normal_(std=0.02)
-                if module.bias is not None:
-                    module.bias.zero_()
-            elif isinstance(module, _ShortConv):
-                bound = module.weight.shape[-1] ** -0.5
-                module.weight.uniform_(-bound, bound)
-            elif isinstance(module, _Scale):
-                module.weight.fill_(1)
-        for name in ("proj_k", "proj_v"):
-            if hasattr(self, name):
-                getattr(self, name).linearB.weight.zero_()  # at the start a head is the copy it would be without
+        parts.reset(self, std)
         if self.config.use_forgetting_gate:
-            self.A_log.uniform_(0, 16).clamp_(min=1e-6).log_()
-            dt = torch.empty_like(self.dt_bias).uniform_(math.log(0.001), math.log(0.1)).exp()
-            self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus of it is dt
-        for name in ("k_rep", "v_rep"):
-            if hasattr(self, name):
-                mixture = getattr(self, name)
-                copies = torch.eye(mixture.shape[1]).repeat_interleave(self.heads // mixture.shape[1], 0)
-                mixture.copy_(copies)
-        if self.config.sketch_dim:
+            parts.reset_decay(self.A_log, self.dt_bias)
+        if self.config.sketch_dim and not self.sketch.is_meta:
             for head in self.sketch:
                 nn.init.orthogonal_(head)
 
@@ -227,13 +240,12 @@ class GatedKalmaNet(nn.Module):
         v, conv_v = self._project(self.v_proj, self.v_conv1d, x, before.conv_v, cu_seqlens, self.value_dim, False)
         q, k, v = self._expand("q", q), self._expand("k", k), self._expand("v", v)
         if not self._unit_keys:
-            k = _unit(k)
+            k = parts.unit(k, "divide")
         o, h, u = self._remember(q, k, v, self._gates(x), before, cu_seqlens)
         return self._output(o, x), State(conv_q, conv_k, conv_v, h, u)
 
     @torch.no_grad()
-    def step(self, x: Tensor, state: State) -> Tensor:
-        """One token of each sequence, x [B, hidden_size] -> y; the state is updated in place."""
+    def _step(self, x: Tensor, state: State) -> Tensor:
         if self.config.sketch_dim or not self.config.num_iter:
             y, after = self.forward(x.unsqueeze(1), state)
             for old, new in zip(state, after, strict=True):
@@ -248,10 +260,10 @@ class GatedKalmaNet(nn.Module):
         ):
             heads = projection(x) if conv is None else conv.step(projection(x), kept)
             heads = heads.unflatten(-1, (-1, size))
-            tensors.append(_unit(heads) if conv is None and unit else heads)
+            tensors.append(parts.unit(heads, "divide") if conv is None and unit else heads)
         q, k, v = (self._expand(name, t) for name, t in zip("qkv", tensors, strict=True))
         if not self._unit_keys:
-            k = _unit(k)
+            k = parts.unit(k, "divide")
         c = self.config
         o = gated_kalmanet_step(
             q,
@@ -271,7 +283,7 @@ class GatedKalmaNet(nn.Module):
     def _project(
         self,
         projection: nn.Linear,
-        conv: _ShortConv | None,
+        conv: ShortConv | None,
         x: Tensor,
         state: Tensor | None,
         cu_seqlens: Tensor | None,
@@ -283,28 +295,20 @@ class GatedKalmaNet(nn.Module):
             y, state = conv(y, state, cu_seqlens)
             return y.unflatten(-1, (-1, size)), state
         y = y.unflatten(-1, (-1, size))
-        return _unit(y) if unit else y, None
+        return parts.unit(y, "divide") if unit else y, None
 
     def _expand(self, name: str, x: Tensor) -> Tensor:
-        """Few heads for many: copies or a learned mixture, plus a low-rank part where there is one."""
-        count = x.shape[-2]
-        mixture, low_rank = getattr(self, f"{name}_rep", None), getattr(self, f"proj_{name}", None)
-        if mixture is not None:
-            heads = torch.einsum("eh,...hd->...ed", mixture.to(x.dtype), x)
-        else:
-            heads = x if count == self.heads else x.repeat_interleave(self.heads // count, -2)
-        return heads if low_rank is None else heads + low_rank(x.flatten(-2)).unflatten(-1, (self.heads, -1))
+        return parts.expand_heads(self, name, x, self.heads)
 
     def _gates(self, x: Tensor) -> dict[str, Tensor | None]:
         """All in float32 (float64 for float64): decays near 1 have no room in 16 bits."""
-        c, wide = self.config, torch.promote_types(x.dtype, torch.float32)
+        c, wide = self.config, parts.wide(x)
         gates: dict[str, Tensor | None] = {"log_decay": None, "beta": None, "alpha": None}
         if c.use_forgetting_gate:
-            speed = functional.softplus(self.a_proj(x).to(wide) + self.dt_bias.to(wide))
-            gates["log_decay"] = -self.A_log.to(wide).exp() * speed
+            gates["log_decay"] = parts.log_decay(self.a_proj(x), self.A_log, self.dt_bias)
         if c.use_beta_gate:
             beta = torch.sigmoid(self.b_proj(x).to(wide))
-            gates["beta"] = (beta + _EPS).square() if c.beta_weight == "published" else beta
+            gates["beta"] = (beta + parts.EPS).square() if c.beta_weight == "published" else beta
         if c.use_alpha_connection:
             gates["alpha"] = torch.sigmoid(self.alpha_proj(x).to(wide))
         return gates
@@ -351,7 +355,7 @@ class GatedKalmaNet(nn.Module):
 
     def _output(self, o: Tensor, x: Tensor) -> Tensor:
         gate = self.g_proj(x).unflatten(-1, (self.heads, -1)) if self.config.use_gate else None
-        return self.o_proj(gated_rms_norm(o, gate, self.o_norm.weight, eps=self.config.norm_eps).flatten(-2))
+        return self.o_proj(self.o_norm(o, gate).flatten(-2))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, key_dim={self.key_dim}, value_dim={self.value_dim}, {self.config}"

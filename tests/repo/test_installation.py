@@ -66,8 +66,9 @@ def test_the_installed_program_finds_its_libraries_from_anywhere(prefix, tmp_pat
     assert run(prefix / "bin/gka", "--version", cwd=tmp_path, env=environment).stdout == f"gka {gka.__version__}\n"
 
 
-def test_the_library_carries_no_python(prefix):
-    library = prefix / "lib/libgka.so"
+@pytest.mark.parametrize("name", ["libgka.so", "libgka_python.so"])
+def test_the_library_carries_no_python(prefix, name):
+    library = prefix / "lib" / name
     assert "libpython" not in run("readelf", "--dynamic", library).stdout
     wanted = run("nm", "--dynamic", "--undefined-only", library).stdout.split()
     assert [name for name in wanted if name.startswith(("Py", "_Py"))] == []

@@ -9,7 +9,7 @@ from commands import ROOT, run
 import gka
 
 # Each layer may include itself and the layers to its left; `kernels` and the public headers below it know no torch.
-STAIRCASE = ["base", "kernels", "ops", "layers", "models", "data", "infer", "train", "serve", "cli"]
+STAIRCASE = ["base", "kernels", "ops", "layers", "models", "data", "infer", "train", "serve", "python", "cli"]
 TORCH_FREE = [
     *(ROOT / "src/kernels").rglob("*"),
     *(ROOT / "include/gka" / name for name in ["types.h", "kernels.h", "block_kernels.h", "info.h", "engine.h"]),

@@ -1,0 +1,50 @@
+"""The memories of the layers GKA is compared with, as one operator."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ._library import load_floors
+
+
+def memory(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    rule: Literal["add", "delta"] = "delta",
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """S ← diag(γ)S + βkvᵀ (add) or S ← (I − βkkᵀ)diag(γ)S + βkvᵀ (delta), and o = scale · Sᵀq.
+
+    Args:
+        q, k: [B, T, H, K].
+        v: [B, T, H, V].
+        log_decay: log γ ≤ 0, [B, T, H], or [B, T, H, K] for one per key channel. Left out: 0.
+        beta: [B, T, H]. Left out: 1.
+        initial_state: S [N, H, K, V] in float32 (float64 for float64 inputs). Left out: zero.
+        cu_seqlens: packed sequences, as in :func:`gka.gated_kalmanet`.
+
+    Returns:
+        o [B, T, H, V] in the type of q, and S or None.
+    """
+    load_floors()
+    o, state = torch.ops.gka.memory(
+        q,
+        k,
+        v,
+        log_decay,
+        beta,
+        rule=rule,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return o, state if output_final_state else None

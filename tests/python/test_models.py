@@ -1,0 +1,217 @@
+"""gka.models and the layers of gka.nn: the same numbers as the C++ decoder, states, gradients, files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import gka
+
+PROGRAM = Path(sys.executable).parent / "gka"
+ALL = "*-SWA-GKA-GDN-M2-DN-KDA-MESA-GLA-RET-LA"
+CONFIG = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 5,
+    "initializer_range": 0.2,
+    "hybrid_override_pattern": ALL,
+    "mamba2_config": {"head_dim": 16, "state_size": 8, "n_groups": 2},
+    "eos_token_id": 60,
+}
+#: Every kind, and of those with choices some away from their defaults.
+LAYERS = {
+    **{token: {} for token in ALL.split("-")},
+    "attention without norms": {
+        "hybrid_override_pattern": "*",
+        "attention_config": {"qk_norm": False, "qkv_bias": True, "conv_size": 3},
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
+    },
+    "GDN with more": {
+        "hybrid_override_pattern": "GDN",
+        "gdn_config": {"expand_v": 2.0, "conv_bias": True, "kv_proj_rank": 3, "kv_learnable_residual": True},
+    },
+    "GDN with less": {
+        "hybrid_override_pattern": "GDN",
+        "gdn_config": {"use_gate": False, "use_short_conv": False, "allow_neg_eigval": True},
+    },
+    "MESA without convolution": {"hybrid_override_pattern": "MESA", "mesa_config": {"conv_size": 0, "use_gate": True}},
+    "GLA with convolution": {"hybrid_override_pattern": "GLA", "gla_config": {"conv_size": 4, "use_gate": False}},
+    "LA of elu": {"hybrid_override_pattern": "LA", "linear_attn_config": {"feature_map": "elu"}},
+}
+
+
+def make(choices, dtype=torch.float64):
+    torch.manual_seed(0)
+    model = gka.models.Decoder(CONFIG | choices, dtype=dtype)
+    with torch.no_grad():  # no norm, bias or gate at its start
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture(params=LAYERS)
+def model(request):
+    choices = LAYERS[request.param]
+    return make(choices or {"hybrid_override_pattern": request.param})
+
+
+def ids_of(*shape, seed=1):
+    return torch.randint(60, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same(got, want, tolerance=1e-10):
+    assert got.shape == want.shape
+    assert (got - want).norm() <= tolerance * want.norm()
+
+
+def test_pieces_joined_by_the_state_are_one_call(model):
+    ids = ids_of(2, 23)
+    whole, end = model(ids, return_state=True)
+    first, state = model(ids[:, :9], return_state=True)
+    second, state = model(ids[:, 9:22], state, return_state=True)
+    third, joined = model(ids[:, 22:], state, return_state=True)
+    assert_same(torch.cat([first, second, third], 1), whole)
+    for got, want in zip(joined[0], end[0], strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert_same(got.double(), want.double())
+
+
+def test_packed_sequences_are_the_same_as_one_by_one(model):
+    lengths = [5, 17, 1]
+    ids = ids_of(1, sum(lengths))
+    packed = model(ids, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
+    alone = torch.cat([model(part) for part in ids.split(lengths, 1)], 1)
+    assert_same(packed, alone)
+
+
+def test_a_step_is_one_more_token_and_has_no_gradient(model):
+    layer = model.model.layers[0].mixer
+    x = torch.randn(2, 12, CONFIG["hidden_size"], dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    if isinstance(layer, gka.nn.Attention):
+        with pytest.raises(TypeError, match="grows with every token"):
+            layer.step(x[:, 0], None)
+        return
+    whole, _ = layer(x)
+    _, state = layer(x[:, :11])
+    state = type(state)(*(None if t is None else t.detach().clone() for t in state))
+    with pytest.raises(RuntimeError, match="step has no gradient"):
+        layer.step(x[:, 11].clone().requires_grad_(), state)
+    assert_same(layer.step(x[:, 11], state), whole[:, 11])
+
+
+def test_gradients_are_the_slope_of_a_finite_difference(model):
+    for block in model.model.layers:  # the gradient a difference sees goes through every step of a solver
+        if hasattr(block.mixer, "config"):
+            object.__setattr__(block.mixer.config, "gradient", "unrolled")
+        if hasattr(block.mixer, "iterations"):
+            block.mixer.iterations = 60
+    ids = ids_of(1, 14)
+    weights = torch.randn_like(model(ids))
+    (model(ids) * weights).sum().backward()
+    parameters = dict(model.named_parameters())
+    directions = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
+    slope = sum((parameter.grad * directions[name]).sum() for name, parameter in parameters.items())
+    values = []
+    with torch.no_grad():
+        for sign in (1, -2):
+            for name, parameter in parameters.items():
+                parameter += sign * 1e-7 * directions[name]
+            values.append((model(ids) * weights).sum())
+    assert torch.isclose((values[0] - values[1]) / 2e-7, slope, rtol=1e-4)
+
+
+def test_every_layer_starts_from_meta(model):
+    empty = gka.models.Decoder(model.config, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in empty.parameters():
+            parameter.fill_(float("nan"))
+    empty.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in empty.parameters())
+    assert empty(ids_of(1, 5)).isfinite().all()
+
+
+def test_the_command_line_and_files_have_the_same_model(tmp_path):
+    """All kinds of layers in one model: logits of `gka score`, tokens of `gka generate`, and back to the same bits."""
+    model = make({}, torch.float32)
+    model.save(tmp_path / "model")
+    again = gka.load(tmp_path / "model")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    ids = ids_of(1, 40)
+    (tmp_path / "ids.txt").write_text(" ".join(map(str, ids[0].tolist())))
+    score = ["score", tmp_path / "model", "--ids", tmp_path / "ids.txt", "--logits", tmp_path / "logits.safetensors"]
+    subprocess.run([PROGRAM, *score], check=True, capture_output=True)
+    with torch.no_grad():
+        assert_same(load_file(tmp_path / "logits.safetensors")["logits.0"], again(ids)[0], 1e-4)
+    command = ["generate", tmp_path / "model", "--ids", tmp_path / "ids.txt", "--max-tokens", "12", "--greedy"]
+    done = subprocess.run([PROGRAM, *command, "--print-ids"], check=True, capture_output=True, text=True)
+    assert again.generate(ids, 12)[0].tolist() == list(map(int, done.stdout.split()))
+    assert again.score(ids).shape == (1, 39)
+
+
+def test_what_is_no_model_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="there is no"):
+        gka.load(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "gemma"}))
+    with pytest.raises(ValueError, match="'gemma', a kind of model that gka does not have"):
+        gka.load(tmp_path)
+    with pytest.raises(ValueError, match="did you mean 'hidden_size'"):
+        gka.models.Decoder(CONFIG | {"hiden_size": 3})
+
+
+@pytest.mark.parametrize(
+    ("make_layer", "message"),
+    [
+        (lambda: gka.nn.GatedKalmaNet(32, 8, solver_type="jacobi"), "solver_type is 'jacobi'; it takes 'chebyshev'"),
+        (lambda: gka.nn.GatedKalmaNet(32, 8, ridge_strength=0.0), "ridge_strength is 0.0"),
+        (lambda: gka.nn.Attention(32, 4, 3), "num_key_value_heads is 3"),
+        (lambda: gka.nn.Attention(32, 4, sliding_window=0), "sliding_window is 0"),
+        (lambda: gka.nn.LinearAttention(32, 4, feature_map="exp"), "feature_map is 'exp'"),
+        (lambda: gka.nn.RetNet(32, 5), "num_heads is 5, which does not divide 32"),
+        (lambda: gka.nn.Mamba2(32, head_dim=48), "head_dim is 48, which does not divide 64"),
+        (lambda: gka.nn.DeltaNet(32, 8, expand_k=0.3), "expand_k is 0.3"),
+    ],
+)
+def test_a_choice_that_is_none_is_named_at_construction(make_layer, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer()
+
+
+def test_states_are_saved_and_exported(tmp_path):
+    layer = gka.nn.GatedKalmaNet(32, 8, dtype=torch.float64)
+    x = torch.randn(1, 6, 32, dtype=torch.float64)
+    state = layer(x)[1]
+    state = gka.nn.State(*(t.detach() for t in state))
+    torch.save(state, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert isinstance(loaded, gka.nn.State)
+    assert all(torch.equal(a, b) for a, b in zip(loaded, state, strict=True))
+    exported = torch.export.export(layer, (x, state))
+    torch.export.save(exported, tmp_path / "layer.pt2")
+    again = torch.export.load(tmp_path / "layer.pt2").module()
+    with torch.no_grad():
+        assert_same(again(x, loaded)[0], layer(x, state)[0])
+
+
+def test_the_tokenizer_is_the_command_lines(tmp_path):
+    tokenizer = gka.Tokenizer("bytes")
+    assert tokenizer.encode("né") == [110, 195, 169]
+    assert tokenizer.decode([110, 195, 169]) == "né" and tokenizer.decode([195]) == "\ufffd"
+    assert tokenizer.vocab_size == 257 and tokenizer.end_of_document == 256 and tokenizer.find("none") is None
+    with pytest.raises(ValueError, match="there is no tokenizer"):
+        gka.Tokenizer(tmp_path / "none")
+
+
+def test_what_must_not_decay_says_so():
+    model = make({})
+    marked = {name.split(".")[-1] for name, p in model.named_parameters() if getattr(p, "_no_weight_decay", False)}
+    assert {"A_log", "dt_bias", "D", "lambda_params", "bias"} <= marked
+    assert not any(getattr(p, "_no_weight_decay", False) for n, p in model.named_parameters() if "_proj.weight" in n)
