@@ -1,0 +1,148 @@
+"""gka.hf: our models in transformers have the logits and the tokens they have here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gka
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed; requirements.txt has it")
+import gka.hf  # noqa: E402  (it needs transformers)
+
+CONFIG = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 5,
+    "initializer_range": 0.2,
+    "mamba2_config": {"head_dim": 16, "state_size": 8},
+    "eos_token_id": 60,
+}
+PATTERNS = ["*-GKA-SWA-GDN", "GKA-M2-RET", "MESA-*-LA-KDA"]
+
+
+@pytest.fixture(scope="module", params=PATTERNS)
+def pair(request, tmp_path_factory):
+    """The same model as gka.load and as AutoModelForCausalLM open it."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    model = gka.models.Decoder(CONFIG | {"hybrid_override_pattern": request.param}, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    model.save(folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    return gka.load(folder), theirs, folder
+
+
+def ids_of(*shape, seed=1):
+    return torch.randint(60, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same(got, want, tolerance=1e-9):
+    assert got.shape == want.shape
+    assert (got - want).norm() <= tolerance * want.norm()
+
+
+def test_logits_and_packed_rows_are_the_same(pair):
+    ours, theirs, _ = pair
+    ids = ids_of(2, 20)
+    with torch.no_grad():
+        assert_same(theirs(ids).logits, ours(ids))
+        bounds = torch.tensor([0, 4, 20])
+        assert_same(theirs(ids[:1], cu_seq_lens_q=bounds).logits, ours(ids[:1], cu_seqlens=bounds))
+
+
+def test_generation_greedy_padded_sampled_and_by_beams(pair):
+    ours, theirs, _ = pair
+    ids = ids_of(2, 9)
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    got = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    plain = dict(ours.config)
+    ours.config["eos_token_id"] = []
+    want = ours.generate(ids, 8)
+    ours.config = plain
+    assert torch.equal(got[:, 9:], want)
+    # The second row alone, and behind padding in a batch, says the same.
+    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids[1:, 5:]], 1)
+    mask = torch.cat([torch.zeros(1, 5), torch.ones(1, 4)], 1).long()
+    batch = torch.cat([ids[:1], padded]), torch.cat([torch.ones_like(ids[:1]), mask])
+    together = theirs.generate(batch[0], attention_mask=batch[1], **options)
+    alone = theirs.generate(ids[1:, 5:], attention_mask=torch.ones(1, 4).long(), **options)
+    assert torch.equal(together[0], got[0])
+    assert torch.equal(together[1, 9:], alone[0, 4:])
+    beams = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options | {"num_beams": 3})
+    with torch.no_grad():
+
+        def likelihood(tokens):
+            return theirs(tokens).logits.log_softmax(-1)[:, 8:-1].gather(-1, tokens[:, 9:, None]).sum((1, 2))
+
+        assert (likelihood(beams) >= likelihood(got) - 1e-6).all()
+    torch.manual_seed(0)
+    drawn = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options | {"do_sample": True, "top_k": 5})
+    assert drawn.shape == (2, 17)
+
+
+def test_prompts_may_come_in_pieces(pair):
+    _, theirs, _ = pair
+    ids = ids_of(2, 14)
+    with torch.no_grad():
+        whole = theirs(ids).logits
+        first = theirs(ids[:, :6], use_cache=True)
+        second = theirs(
+            ids[:, 6:], past_key_values=first.past_key_values, position_ids=torch.arange(6, 14).unsqueeze(0)
+        )
+    assert_same(torch.cat([first.logits, second.logits], 1), whole)
+
+
+def test_saved_by_transformers_it_opens_everywhere(pair, tmp_path):
+    ours, theirs, _ = pair
+    theirs.save_pretrained(tmp_path / "again")
+    ids = ids_of(1, 7)
+    with torch.no_grad():
+        assert torch.equal(gka.load(tmp_path / "again")(ids), ours(ids))
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float64)
+        assert torch.equal(again(ids).logits, theirs(ids).logits)
+
+
+def test_a_loss_has_gradients_for_every_parameter(pair):
+    _, theirs, _ = pair
+    ids = ids_of(2, 12)
+    theirs.train()(input_ids=ids, labels=ids).loss.backward()
+    assert [name for name, parameter in theirs.named_parameters() if parameter.grad is None] == []
+    theirs.zero_grad()
+    theirs.eval()
+
+
+GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
+
+
+@pytest.mark.parametrize("name", ["tiny-hqwen3-gka", "tiny-hqwen3-gdn"])
+def test_a_published_checkpoint_opens(name):
+    if not (GOLDENS / name / "config.json").exists():
+        pytest.skip(f"there are no goldens in {GOLDENS}")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(GOLDENS / name, dtype=torch.float32)
+    ids = ids_of(1, 30)
+    with torch.no_grad():
+        assert_same(theirs(ids).logits, gka.load(GOLDENS / name, dtype=torch.float32)(ids), 1e-5)
+
+
+def test_with_an_auto_map_it_opens_without_importing_gka_first(tmp_path):
+    gka.models.Decoder(CONFIG | {"hybrid_override_pattern": "GKA-*"}).save(tmp_path / "model")
+    gka.hf.add_auto_map(tmp_path / "model")
+    program = (
+        "import sys, transformers\n"
+        "model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "print(type(model).__name__)\n"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", program, tmp_path / "model"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout == "GkaForCausalLM\n", done.stderr[-1000:]
