@@ -22,7 +22,7 @@
 #include "cli/bench.h"
 #include "cli/progress.h"
 #include "cli/table.h"
-#include "layers/flops.h"
+#include "layers/mixers.h"
 #include "models/config.h"
 #include "train/learner.h"
 #include "train/text.h"

@@ -132,6 +132,13 @@ class Attention final : public Mixer {
     return fields;
   }
 
+  /// Each token that a token sees is a product with q and one with its value.
+  double flops(std::int64_t tokens) const override {
+    const auto length = static_cast<double>(tokens), reach = std::min(static_cast<double>(window_), length);
+    const double seen = reach * (1 - (reach - 1) / (2 * length));  // on average, of a causal sequence
+    return kWithBackward * 2 * kMultiplyAdd * seen * static_cast<double>(heads_ * size_);
+  }
+
  protected:
   at::Tensor mix(const at::Tensor& x, Call& call) const override {
     const auto turn = rotation_at(call.positions(), turns_, turn_factor_, x.scalar_type());

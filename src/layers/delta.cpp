@@ -55,6 +55,11 @@ class DeltaMixer : public Mixer {
     return fields;
   }
 
+  double flops(std::int64_t) const override {
+    const auto& sizes = options_.sizes;
+    return memory_flops(sizes.heads, sizes.key_dim, sizes.value_dim, MemoryRule::delta);
+  }
+
  protected:
   at::Tensor mix(const at::Tensor& x, Call& call) const override {
     const auto q = query_.forward(x, call);

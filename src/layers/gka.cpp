@@ -64,16 +64,20 @@ class Gka final : public Mixer {
             {.heads = sizes_.heads, .head_dim = sizes_.value_dim, .gate = config_.use_gate, .eps = config_.norm_eps},
             config, scope) {
     const auto hidden = config.hidden_size, heads = sizes_.heads;
+    const auto gates = std::int64_t{config_.use_forgetting_gate} + config_.use_beta_gate + config_.use_alpha_connection;
+    if (gates > 0) gate_weights_ = scope.room({gates * heads, hidden});
+    std::int64_t gate = 0;
+    const auto next = [&] { return gate_weights_.narrow(0, heads * gate++, heads); };
     if (config_.use_forgetting_gate) {
-      decay_proj_ = projection_weight("a_proj", heads, hidden, config, scope);
+      decay_proj_ = projection_weight("a_proj", heads, hidden, config, scope, next());
       decay_ = decay_parameters(heads, scope);
     }
     if (config_.use_beta_gate) {
-      beta_ = projection_weight("b_proj", heads, hidden, config, scope);
+      beta_ = projection_weight("b_proj", heads, hidden, config, scope, next());
       beta_bias_ = projection_bias("b_proj", heads, scope);
     }
     if (config_.use_alpha_connection) {
-      alpha_ = projection_weight("alpha_proj", heads, hidden, config, scope);
+      alpha_ = projection_weight("alpha_proj", heads, hidden, config, scope, next());
       alpha_bias_ = projection_bias("alpha_proj", heads, scope);
     }
     if (config_.sketch_dim > 0) {
@@ -96,6 +100,13 @@ class Gka final : public Mixer {
     fields.push_back(memory_field(sizes_.heads, sizes_.key_dim, sizes_.value_dim, dtype));
     fields.back().name = "u";
     return fields;
+  }
+
+  double flops(std::int64_t) const override {
+    const double remembered = memory_flops(sizes_.heads, sizes_.key_dim, sizes_.value_dim, MemoryRule::add);
+    if (config_.num_iter == 0) return remembered;
+    return remembered + solve_flops(sizes_.heads, or_else(config_.sketch_dim, sizes_.key_dim), config_.num_iter,
+                                    config_.gradient == Gradient::unrolled);
   }
 
  protected:
@@ -137,13 +148,14 @@ class Gka final : public Mixer {
             .learnable_residual = config_.kv_learnable_residual};
   }
 
-  /// One matrix for all gates: each by itself would read all of x for a few columns.
+  /// One matrix for all gates: each by itself would read all of x for a few columns. The weights lie one below the
+  /// other, so that it is there already; only where they learn is it joined, for their gradients to find them.
   at::Tensor weights_of_gates() const {
     std::vector<at::Tensor> weights;
     for (const auto& weight : {decay_proj_, beta_, alpha_}) {
       if (weight.defined()) weights.push_back(weight);
     }
-    return weights.empty() ? at::Tensor() : at::cat(weights);
+    return weights.empty() || !is_learning(weights.front()) ? gate_weights_ : at::cat(weights);
   }
 
   Gates gates(const at::Tensor& projected) const {
@@ -272,6 +284,7 @@ class Gka final : public Mixer {
   HeadProjection query_, key_, value_;
   HeadExpansion expand_k_, expand_v_;
   HeadOutput output_;
+  at::Tensor gate_weights_;  // of decay_proj_, beta_ and alpha_, those that there are
   at::Tensor decay_proj_, beta_, beta_bias_, alpha_, alpha_bias_, sketch_;
   DecayParameters decay_;
   double scale_ = 1.0;

@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <cmath>
+#include <stdexcept>
 
 #include "layers/functions.h"
 #include "layers/memory.h"
@@ -46,6 +47,10 @@ class AddMixer : public Mixer {
     value_.add_fields(fields, dtype);
     fields.push_back(memory_field(sizes_.heads, sizes_.key_dim, sizes_.value_dim, dtype));
     return fields;
+  }
+
+  double flops(std::int64_t) const override {
+    return memory_flops(sizes_.heads, sizes_.key_dim, sizes_.value_dim, MemoryRule::add);
   }
 
  protected:
@@ -135,9 +140,9 @@ class Features {
       case FeatureMap::elementwise_product: return project(x, first_, first_bias_) * project(x, second_, second_bias_);
       case FeatureMap::elu: return at::elu(x) + 1;
       case FeatureMap::relu: return at::relu(x);
-      case FeatureMap::identity: break;
+      case FeatureMap::identity: return x;
     }
-    return x;
+    throw std::logic_error("a feature map that is none of the table's");
   }
 
  private:

@@ -41,6 +41,10 @@ class Mamba2 final : public Mixer {
     return fields;
   }
 
+  double flops(std::int64_t) const override {
+    return memory_flops(heads_, config_.state_size, config_.head_dim, MemoryRule::add);
+  }
+
  protected:
   at::Tensor mix(const at::Tensor& x, Call& call) const override {
     const auto states = config_.n_groups * config_.state_size;

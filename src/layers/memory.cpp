@@ -292,6 +292,17 @@ at::Tensor remember(const MemoryInputs& in, MemoryRule rule, Call& call) {
   return has_operator(in, rule) ? by_operator(in, call) : in_chunks(in, rule, call);
 }
 
+double memory_flops(std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim, MemoryRule rule) {
+  const double products = rule == MemoryRule::delta ? 3 : 2;
+  return kWithBackward * products * kMultiplyAdd * static_cast<double>(heads * key_dim * value_dim);
+}
+
+double solve_flops(std::int64_t heads, std::int64_t dim, std::int64_t iterations, bool unrolled) {
+  const double each = unrolled ? kWithBackward : 2;
+  return kMultiplyAdd * static_cast<double>(heads * dim * dim) *
+         (2 * kWithBackward + each * static_cast<double>(iterations));
+}
+
 StateField memory_field(std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim, at::ScalarType dtype) {
   return {
       .name = "memory", .shape = {heads, key_dim, value_dim}, .dtype = dtype == at::kDouble ? at::kDouble : at::kFloat};

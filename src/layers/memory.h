@@ -31,6 +31,13 @@ struct MemoryInputs {
 /// o [B,T,H,V] (or [B,H,V]) in the type of q. Takes one tensor of the state, S [slots,H,K,V].
 at::Tensor remember(const MemoryInputs& in, MemoryRule rule, Call& call);
 
+/// FLOP per token, forward and backward: a write and an answer; the delta rule asks the memory before it writes as
+/// well.
+double memory_flops(std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim, MemoryRule rule);
+/// The same for H of so many dimensions and a solve with it: every number takes part in the write, the norm, and each
+/// step of the solver, which runs once forward and once backward (with the gradient unrolled, as any product).
+double solve_flops(std::int64_t heads, std::int64_t dim, std::int64_t iterations, bool unrolled);
+
 /// The state's field.
 StateField memory_field(std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim, at::ScalarType dtype);
 

@@ -44,6 +44,11 @@ class MesaNet final : public Mixer {
     return fields;
   }
 
+  double flops(std::int64_t) const override {
+    return solve_flops(heads_, size_, config_.num_iter, /*unrolled=*/false) +
+           memory_flops(heads_, size_, size_, MemoryRule::add);
+  }
+
  protected:
   at::Tensor mix(const at::Tensor& x, Call& call) const override {
     const auto q = query_.forward(x, call);

@@ -109,6 +109,10 @@ class Call {
   State out_;
 };
 
+/// For counting FLOP: a product and its sum, and how often they run in training, as the backward pass of a product is
+/// two products.
+inline constexpr double kMultiplyAdd = 2, kWithBackward = 3;
+
 class Mixer {
  public:
   virtual ~Mixer() = default;
@@ -125,6 +129,11 @@ class Mixer {
 
   /// The tensors of a state for activations of `dtype`.
   virtual std::vector<StateField> state_fields(at::ScalarType dtype) const = 0;
+
+  /// FLOP per token that mixing takes, forward and backward, on average over a sequence of `tokens`, besides those of
+  /// the projections (6 per parameter). Counted are the multiplications and additions of the definition, token by
+  /// token; what a chunked algorithm adds to go faster is not.
+  virtual double flops(std::int64_t tokens) const = 0;
 
   /// `slots` states that remember nothing.
   State make_state(std::int64_t slots, const StateOptions& options) const;

@@ -34,4 +34,9 @@ const MixerKind& mixer_kind(std::string_view token) {
   throw std::invalid_argument("There is no mixer '" + std::string(token) + "'; a pattern takes " + known + ".");
 }
 
+double mixing_flops(std::string_view token, const MixerConfig& config, std::int64_t tokens) {
+  Parameters nothing({.device = at::kMeta});
+  return mixer_kind(token).make(config, Scope(nothing))->flops(tokens);
+}
+
 }  // namespace gka::layers

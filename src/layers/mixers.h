@@ -1,6 +1,7 @@
 // The table of mixers. A new one is a file that defines its make function, and a line in mixers.cpp.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -24,6 +25,9 @@ std::span<const MixerKind> mixer_kinds();
 
 /// The kind with this token; throws std::invalid_argument that lists them where there is none.
 const MixerKind& mixer_kind(std::string_view token);
+
+/// Mixer::flops of a mixer of that kind.
+double mixing_flops(std::string_view token, const MixerConfig& config, std::int64_t tokens);
 
 std::unique_ptr<Mixer> make_attention(const MixerConfig& config, const Scope& scope);
 std::unique_ptr<Mixer> make_sliding_window_attention(const MixerConfig& config, const Scope& scope);

@@ -36,11 +36,17 @@ Init orthonormal_rows() {
 
 }  // namespace init
 
-at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, const Init& init, WeightDecay decay) {
+at::Tensor Parameters::room(at::IntArrayRef shape) const {
+  return at::empty(shape, at::TensorOptions().device(options_.device).dtype(options_.dtype));
+}
+
+at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, const Init& init, WeightDecay decay,
+                           const at::Tensor& place) {
   if (!index_.emplace(name, all_.size()).second) {
     throw std::invalid_argument("There is a parameter '" + name + "' already; each layer needs a prefix of its own.");
   }
-  at::Tensor value = at::empty(shape, at::TensorOptions().device(options_.device).dtype(options_.dtype));
+  // A leaf of its own in the same memory: its changes are not its neighbours'.
+  at::Tensor value = place.defined() ? place.variable_data() : room(shape);
   if (options_.generator && options_.device.type() != at::kMeta) {
     const auto dtype = options_.dtype == at::kDouble ? at::kDouble : at::kFloat;
     at::Tensor drawn = at::empty(shape, at::TensorOptions().device(options_.generator->device()).dtype(dtype));

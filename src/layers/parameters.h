@@ -53,8 +53,11 @@ class Parameters {
   Parameters(const Parameters&) = delete;
   Parameters& operator=(const Parameters&) = delete;
 
-  /// Throws where the name is taken.
-  at::Tensor add(const std::string& name, at::IntArrayRef shape, const Init& init, WeightDecay decay);
+  /// Throws where the name is taken. The values lie in `room` where that is given: part of a tensor that `room` made.
+  at::Tensor add(const std::string& name, at::IntArrayRef shape, const Init& init, WeightDecay decay,
+                 const at::Tensor& room = {});
+  /// Memory for parameters that are to lie side by side; no parameter itself.
+  at::Tensor room(at::IntArrayRef shape) const;
 
   /// In the order in which they were added.
   const std::vector<Parameter>& all() const { return all_; }
@@ -80,10 +83,11 @@ class Scope {
 
   Scope operator/(std::string_view name) const { return {*parameters_, prefix_ + std::string(name) + "."}; }
 
-  at::Tensor add(std::string_view name, at::IntArrayRef shape, const Init& init,
-                 WeightDecay decay = WeightDecay::yes) const {
-    return parameters_->add(prefix_ + std::string(name), shape, init, decay);
+  at::Tensor add(std::string_view name, at::IntArrayRef shape, const Init& init, WeightDecay decay = WeightDecay::yes,
+                 const at::Tensor& room = {}) const {
+    return parameters_->add(prefix_ + std::string(name), shape, init, decay, room);
   }
+  at::Tensor room(at::IntArrayRef shape) const { return parameters_->room(shape); }
 
   const std::string& prefix() const { return prefix_; }
   at::Device device() const { return parameters_->options().device; }

@@ -73,8 +73,8 @@ Projected project_heads(const at::Tensor& x, const std::vector<const HeadProject
 }
 
 at::Tensor projection_weight(std::string_view name, std::int64_t out, std::int64_t in, const MixerConfig& config,
-                             const Scope& scope) {
-  return scope.add(join(name, ".weight"), {out, in}, init::normal(config.initializer_range));
+                             const Scope& scope, const at::Tensor& room) {
+  return scope.add(join(name, ".weight"), {out, in}, init::normal(config.initializer_range), WeightDecay::yes, room);
 }
 
 at::Tensor projection_bias(std::string_view name, std::int64_t out, const Scope& scope) {

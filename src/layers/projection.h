@@ -15,9 +15,9 @@
 
 namespace gka::layers {
 
-/// The weight of a projection, normal with the configuration's deviation.
+/// The weight of a projection, normal with the configuration's deviation; in `room` where that is given (Scope::room).
 at::Tensor projection_weight(std::string_view name, std::int64_t out, std::int64_t in, const MixerConfig& config,
-                             const Scope& scope);
+                             const Scope& scope, const at::Tensor& room = {});
 /// "name.bias", zero at the start and without weight decay.
 at::Tensor projection_bias(std::string_view name, std::int64_t out, const Scope& scope);
 /// "name.weight" of a norm: ones, without weight decay.

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "gka/errors.h"
 #include "layers/functions.h"
 #include "layers/mixers.h"
 #include "ops/recompute.h"
@@ -79,6 +80,8 @@ class Decoder::Block {
   std::invoke_result_t<Call> named(const Call& call) const {
     try {
       return call();
+    } catch (const NotFiniteError& error) {
+      throw LayerError(mixer_name_, error.what_without_backtrace(), /*was_not_finite=*/true);
     } catch (const c10::Error& error) {
       throw LayerError(mixer_name_, error.what_without_backtrace());
     } catch (const std::exception& error) {

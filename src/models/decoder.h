@@ -36,9 +36,10 @@ using Observer = std::function<void(const std::string& name, const at::Tensor& o
 
 /// What went wrong inside a layer, and in which: "model.layers.3.gka".
 struct LayerError : std::runtime_error {
-  LayerError(const std::string& layer_name, const std::string& what)
-      : std::runtime_error(layer_name + ": " + what), layer(layer_name) {}
+  LayerError(const std::string& layer_name, const std::string& what, bool was_not_finite = false)
+      : std::runtime_error(layer_name + ": " + what), layer(layer_name), not_finite(was_not_finite) {}
   std::string layer;
+  bool not_finite;  // an operator met a NaN or an infinity (gka::NotFiniteError)
 };
 
 struct ForwardOptions {

@@ -256,8 +256,7 @@ at::Tensor Trainer::backward(const Parts& parts) try {
   return learner_.backward(parts.batches);
 } catch (const models::LayerError& error) {
   // On the CPU an operator refuses a NaN before it reaches the loss.
-  const std::string text = error.what();
-  if (text.find("nan") == std::string::npos && text.find("inf") == std::string::npos) throw;
+  if (!error.not_finite) throw;
   explain_not_finite(parts, std::nan(""));
 }
 
