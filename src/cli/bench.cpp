@@ -18,6 +18,7 @@
 #include <stdexcept>
 
 #include "gka/info.h"
+#include "models/dtypes.h"
 
 namespace gka::cli {
 namespace {
@@ -79,9 +80,7 @@ train::Compute choose_compute(const Place& place) {
   return train::choose_compute(train::parse(settings));
 }
 
-const char* name_of(at::ScalarType dtype) {
-  return dtype == at::kDouble ? "float64" : dtype == at::kFloat ? "float32" : "bfloat16";
-}
+std::string_view name_of(at::ScalarType dtype) { return models::name_of_dtype(dtype); }
 
 std::string describe_machine(at::Device device) {
   const auto where = device.is_cpu() ? processor() + ", " + std::to_string(at::get_num_threads()) + " threads" : gpu();

@@ -27,7 +27,7 @@ struct Place {
 void add_place(CLI::App& app, Place& place);
 train::Compute choose_compute(const Place& place);
 
-const char* name_of(at::ScalarType dtype);
+std::string_view name_of(at::ScalarType dtype);
 /// The processor or GPU in words, and what the program was built with.
 std::string describe_machine(at::Device device);
 

@@ -10,6 +10,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 
+#include <stdexcept>
 #include <tuple>
 
 #include "gka/block.h"
@@ -52,8 +53,12 @@ at::Tensor unit_norm(const at::Tensor& x, L2Norm norm) {
   if (norm == L2Norm::none) return x;
   const auto wide = accumulate(x);
   const auto squares = wide.square().sum(-1, /*keepdim=*/true);
-  const auto unit = norm == L2Norm::divide ? wide / (squares.sqrt() + kEps) : wide * at::rsqrt(squares + kEps);
-  return unit.to(x.scalar_type());
+  switch (norm) {
+    case L2Norm::none: break;
+    case L2Norm::divide: return (wide / (squares.sqrt() + kEps)).to(x.scalar_type());
+    case L2Norm::rsqrt: return (wide * at::rsqrt(squares + kEps)).to(x.scalar_type());
+  }
+  return x;
 }
 
 Rotation rotation(const at::Tensor& positions, std::int64_t channels, double theta, at::ScalarType dtype) {
@@ -87,15 +92,33 @@ at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias) {
   return at::sigmoid(bias.defined() ? wide + bias.to(wide.scalar_type()) : wide);
 }
 
+at::Tensor activated(const at::Tensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::none: return x;
+    case Activation::silu: return at::silu(x);
+    case Activation::sigmoid: return at::sigmoid(x);
+  }
+  throw std::logic_error("an activation that is none of the table's");
+}
+
+namespace {
+
+at::Tensor open_gate(const at::Tensor& projected, const GateKind& kind) {
+  switch (kind.gate) {
+    case Gate::log_decay: return log_decay(projected, kind.a_log, kind.bias);
+    case Gate::sigmoid: return sigmoid_gate(projected, kind.bias);
+    case Gate::squared_sigmoid: return (sigmoid_gate(projected, kind.bias) + 1e-6).square();
+  }
+  throw std::logic_error("a gate that is none of the table's");
+}
+
+}  // namespace
+
 std::vector<at::Tensor> open_gates(const at::Tensor& projected, const std::vector<GateKind>& kinds) {
   if (ops::has_gates(projected, kinds)) return ops::gates(projected, kinds);
   std::vector<at::Tensor> values;
   const auto parts = projected.split(projected.size(-1) / static_cast<std::int64_t>(kinds.size()), -1);
-  for (std::size_t i = 0; i < kinds.size(); ++i) {
-    const auto& [gate, bias, a_log] = kinds[i];
-    values.push_back(gate == Gate::log_decay ? log_decay(parts[i], a_log, bias) : sigmoid_gate(parts[i], bias));
-    if (gate == Gate::squared_sigmoid) values.back() = (values.back() + 1e-6).square();
-  }
+  for (std::size_t i = 0; i < kinds.size(); ++i) values.push_back(open_gate(parts[i], kinds[i]));
   return values;
 }
 

@@ -43,6 +43,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 using ops::AddNorm;
 AddNorm add_norm(const at::Tensor& x, const at::Tensor& y, const at::Tensor& weight, double eps);
 
+at::Tensor activated(const at::Tensor& x, Activation activation);
+
 /// x scaled to unit length over the last dimension; eps is 1e-6.
 at::Tensor unit_norm(const at::Tensor& x, L2Norm norm);
 

@@ -128,7 +128,7 @@ at::Tensor HeadProjection::forward(const at::Tensor& x, Call& call) const { retu
 at::Tensor HeadProjection::finish(const at::Tensor& projected, Call& call) const {
   const auto heads = [&](const at::Tensor& y) { return y.unflatten(-1, {options_.heads, options_.head_dim}); };
   if (conv_) return heads(conv_.forward(projected, call, options_.norm, options_.head_dim));
-  return unit_norm(heads(options_.without_conv == Activation::silu ? at::silu(projected) : projected), options_.norm);
+  return unit_norm(heads(activated(projected, options_.without_conv)), options_.norm);
 }
 
 at::Tensor DecayParameters::operator()(const at::Tensor& projected) const {

@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -17,6 +16,7 @@
 #include "gka/block_kernels.h"
 #include "gka/errors.h"
 #include "kernels/problem.h"
+#include "ops/dtypes.h"
 
 namespace gka::ops {
 namespace {
@@ -120,20 +120,18 @@ std::vector<at::ScalarType> types_taken(Type type, const at::Tensor& q) {
 
 /// "float32", where c10 says "Float".
 std::string_view type_name(at::ScalarType type) {
-  static const std::map<at::ScalarType, std::string_view> names = {{at::kDouble, "float64"},
-                                                                   {at::kFloat, "float32"},
-                                                                   {at::kBFloat16, "bfloat16"},
-                                                                   {at::kHalf, "float16"},
-                                                                   {at::kLong, "int64"},
-                                                                   {at::kInt, "int32"},
-                                                                   {at::kShort, "int16"},
-                                                                   {at::kChar, "int8"},
-                                                                   {at::kByte, "uint8"},
-                                                                   {at::kBool, "bool"},
-                                                                   {at::kComplexFloat, "complex64"},
-                                                                   {at::kComplexDouble, "complex128"}};
-  const auto found = names.find(type);
-  return found == names.end() ? std::string_view(c10::toString(type)) : found->second;
+  if (const auto dtype = find_dtype(type)) return name_of(*dtype);
+  switch (type) {
+    case at::kLong: return "int64";
+    case at::kInt: return "int32";
+    case at::kShort: return "int16";
+    case at::kChar: return "int8";
+    case at::kByte: return "uint8";
+    case at::kBool: return "bool";
+    case at::kComplexFloat: return "complex64";
+    case at::kComplexDouble: return "complex128";
+    default: return c10::toString(type);
+  }
 }
 
 std::string join(const std::vector<std::string>& parts, std::string_view last_separator) {
@@ -431,15 +429,8 @@ std::string_view public_name(kernels::Part part) {
 }
 
 kernels::DType kernel_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble: return kernels::DType::float64;
-    case at::kBFloat16: return kernels::DType::bfloat16;
-    case at::kHalf: return kernels::DType::float16;
-    default: break;
-  }
-  if (type != at::kFloat)
-    fail_type(sentence("dtype takes float64, float32, bfloat16 or float16, got ", type_name(type)));
-  return kernels::DType::float32;
+  if (const auto dtype = find_dtype(type)) return *dtype;
+  fail_type(sentence("dtype takes float64, float32, bfloat16 or float16, got ", type_name(type)));
 }
 
 at::ScalarType accumulation_type(const at::Tensor& q) {

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "models/dtypes.h"
+
 namespace gka::train {
 namespace {
 
@@ -27,7 +29,7 @@ at::Device choose_device(const std::string& name) {
 
 at::ScalarType choose_activations(const std::string& name, at::Device device) {
   if (name == "auto") return device.is_cuda() ? at::kBFloat16 : at::kFloat;
-  return name == "float64" ? at::kDouble : name == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  return models::dtype_named(name).value_or(at::kFloat);
 }
 
 double resident_bytes() {

@@ -23,6 +23,7 @@
 #include "data/source.h"
 #include "data/token_file.h"
 #include "models/checkpoint.h"
+#include "models/dtypes.h"
 #include "train/checkpoint.h"
 #include "train/device.h"
 #include "train/fault.h"
@@ -157,9 +158,7 @@ Trainer::Trainer(const Config& config, Start start, const StopSignals& signals)
 }
 
 std::string Trainer::say_start() const {
-  const auto type = compute_.activations == at::kFloat    ? "float32"
-                    : compute_.activations == at::kDouble ? "float64"
-                                                          : "bfloat16";
+  const std::string type(models::name_of_dtype(compute_.activations));
   return config_.output.string() + ": " + short_count(static_cast<double>(learner_.decoder().parameters().count())) +
          " parameters, " + type + " on " + compute_.device.str() + "; " + source_->describe() + "; " +
          (step_ > 0 ? "continues after step " + std::to_string(step_) + " of " : "") + std::to_string(config_.steps) +

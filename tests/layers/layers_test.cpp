@@ -280,6 +280,78 @@ TEST(Attention, LongSequencesAreCutIntoBlocksOfQueries) {
   EXPECT_GT(relative_error(y.narrow(1, 650, 50), last.narrow(1, 0, 50)), 1e-3);
 }
 
+TEST(Gates, OfGkaFollowTheirWeightsWhetherTheyLearnOrNot) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    Parameters parameters(
+        {.dtype = dtype, .generator = at::make_generator<at::CPUGeneratorImpl>(3), .requires_grad = true});
+    MixerConfig config = wide();
+    const auto mixer = mixer_kind("GKA").make(config, parameters);
+    const auto x = random({1, 6, config.hidden_size}, 1).to(dtype);
+    const auto sequences = Sequences::rows(1, 6, at::kCPU);
+    const auto learning = [&] { return mixer->forward(x, sequences).y.detach(); };
+    const auto using_it = [&] {
+      const at::NoGradGuard no_grad;
+      return mixer->forward(x, sequences).y;
+    };
+    auto before = learning();
+    EXPECT_TRUE(at::equal(using_it(), before));
+    for (const auto* name : {"a_proj.weight", "b_proj.weight", "alpha_proj.weight"}) {
+      {
+        const at::NoGradGuard no_grad;
+        Tensor weight = parameters.find(name)->value;
+        weight.copy_(random(weight.sizes(), 2));  // as a checkpoint is loaded, or an optimiser steps
+      }
+      const auto after = learning();
+      EXPECT_TRUE(at::equal(using_it(), after)) << name;
+      EXPECT_FALSE(at::equal(after, before)) << name;
+      before = after;
+    }
+  }
+}
+
+TEST(Gates, OfGkaThatLieSideBySideLearnEachForItself) {
+  Parameters parameters({.generator = at::make_generator<at::CPUGeneratorImpl>(3), .requires_grad = true});
+  const auto mixer = mixer_kind("GKA").make(wide(), parameters);
+  const Tensor beta = parameters.find("b_proj.weight")->value, decay = parameters.find("a_proj.weight")->value;
+  EXPECT_TRUE(beta.is_leaf() && beta.requires_grad() && beta.is_contiguous());
+  const auto other = decay.clone();
+  const auto version = decay._version();
+  const at::NoGradGuard no_grad;
+  Tensor(beta).zero_();
+  EXPECT_TRUE(at::equal(decay, other));
+  EXPECT_EQ(decay._version(), version);
+}
+
+TEST(Flops, AreTheMultiplicationsAndAdditionsOfTheDefinition) {
+  MixerConfig config = wide();    // 64 heads of 8, a window of 16
+  const double products = 2 * 3;  // a multiplication and an addition, forward and twice backward
+  const double memory = 64 * 8 * 8, tokens = 100;
+  double seen = 0, seen_in_window = 0;
+  for (int t = 1; t <= 100; ++t) {
+    seen += t / tokens;
+    seen_in_window += std::min(t, 16) / tokens;
+  }
+  const std::pair<const char*, double> expected[] = {
+      {"*", products * 2 * seen * 64 * 8},
+      {"SWA", products * 2 * seen_in_window * 64 * 8},
+      {"GDN", products * 3 * memory},  // asked, written, asked
+      {"DN", products * 3 * memory},
+      {"KDA", products * 3 * memory},
+      {"GKA", products * 2 * memory + products * 2 * memory + 2 * 2 * 30 * memory},  // U, H, two solves of 30 steps
+      {"MESA", products * 2 * memory + products * 2 * memory + 2 * 2 * 30 * memory},
+      {"M2", products * 2 * (512 / 8) * 128 * 8},
+      {"GLA", products * 2 * 4 * (128 / 4) * (256 / 4)},
+      {"RET", products * 2 * 64 * 4 * 8},
+      {"LA", products * 2 * 64 * 4 * 4},
+  };
+  ASSERT_EQ(std::size(expected), mixer_kinds().size());
+  for (const auto& [token, flops] : expected) {
+    EXPECT_NEAR(mixing_flops(token, config, 100), flops, 1e-9 * flops) << token;
+  }
+  config.gka.num_iter = 0;
+  EXPECT_EQ(mixing_flops("GKA", config, 100), products * 2 * memory);
+}
+
 TEST(Sequences, ChunksComeInStepsWithTheLongestSequencesFirst) {
   const auto sequences = Sequences::packed({0, 2, 9, 9, 13}, at::kCPU);
   const auto& plan = sequences.chunks(4);
