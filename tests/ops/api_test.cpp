@@ -12,9 +12,11 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <gka/block.h>
+#include <gka/errors.h>
 #include <gka/gka.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 
 #include "ops/backends.h"
@@ -217,6 +219,22 @@ TEST(Info, TheCpuTakesACallOnTheCpu) {
   bool listed = false;
   for (const auto& backend : gka::backends()) listed = listed || (backend.name == "cpu" && backend.available);
   EXPECT_TRUE(listed);
+}
+
+TEST(Complaints, AboutANumberThatIsNotFiniteHaveATypeOfTheirOwn) {
+  auto in = inputs();
+  const auto call = [&] { return gka::gated_kalmanet(in.q, in.k, in.v, in.log_decay, in.beta, in.alpha); };
+  in.log_decay[1][3][0] = std::nan("");
+  EXPECT_THROW(call(), gka::NotFiniteError);
+  in.log_decay[1][3][0] = 0.5;
+  try {
+    call();
+    FAIL() << "a decay above 1 was taken";
+  } catch (const gka::NotFiniteError&) {
+    FAIL() << "0.5 is finite";
+  } catch (const c10::ValueError& error) {
+    EXPECT_NE(std::string(error.what()).find("log_decay takes numbers of at most 0, got 0.5"), std::string::npos);
+  }
 }
 
 }  // namespace
