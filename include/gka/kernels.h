@@ -194,7 +194,7 @@ constexpr Int max_segments(bool packed, Int batch, Int tokens, Int sequences) {
   return packed ? tokens / segment + sequences : batch * ((tokens + (segment - Int(1))) / segment);
 }
 /// For how many of them Saved has room: that many, and a few in which a backend keeps what it has to know of the
-/// others. Each backend checks that what it keeps fits (kernels/cuda/hopper/saved.h).
+/// others. Each backend checks that what it keeps fits (kernels/cuda/saved.h).
 template <typename Int>
 constexpr Int saved_segments(bool packed, Int batch, Int tokens, Int sequences) {
   const Int segments = max_segments(packed, batch, tokens, sequences);

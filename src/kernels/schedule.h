@@ -18,7 +18,16 @@ struct Coefficients {
   double ds = 0, dm = 0;
 };
 
-constexpr bool has_schedule(Solver solver) { return solver != Solver::conjugate_gradient && solver != Solver::exact; }
+constexpr bool has_schedule(Solver solver) {
+  switch (solver) {
+    case Solver::chebyshev:
+    case Solver::gradient_descent:
+    case Solver::nesterov: return true;
+    case Solver::conjugate_gradient:
+    case Solver::exact: break;
+  }
+  return false;
+}
 
 /// The coefficients for a spectrum in [ρ, top], top = ρ + 1 (adaptive; no derivative is wanted there) or 1.
 class Schedule {
@@ -34,8 +43,14 @@ class Schedule {
   }
 
   constexpr Coefficients step(std::int64_t i) {
-    if (solver_ == Solver::gradient_descent) return start();
-    return solver_ == Solver::nesterov ? nesterov(i) : chebyshev();
+    switch (solver_) {
+      case Solver::chebyshev: return chebyshev();
+      case Solver::gradient_descent: return start();
+      case Solver::nesterov: return nesterov(i);
+      case Solver::conjugate_gradient:
+      case Solver::exact: break;  // have none
+    }
+    return {};
   }
 
  private:

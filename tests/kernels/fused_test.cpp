@@ -1,6 +1,10 @@
 // The decoder's fused operations, their CUDA sources on the host: against the formulas in float64.
 #define cuda cuda_on_host
-#include "kernels/cuda/fused.cu"
+#include "kernels/cuda/add_norm.cu"
+#include "kernels/cuda/cross_entropy.cu"
+#include "kernels/cuda/gates.cu"
+#include "kernels/cuda/rotary.cu"
+#include "kernels/cuda/swiglu.cu"
 #undef cuda
 
 #include <gtest/gtest.h>

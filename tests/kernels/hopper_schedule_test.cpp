@@ -7,7 +7,11 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <set>
 #include <vector>
+
+#include "kernels/cuda/hopper/gates.h"
+#include "kernels/cuda/hopper/sizes.h"
 
 namespace gka::kernels::test {
 namespace {
@@ -132,6 +136,17 @@ TEST_P(HopperSchedule, IsCloseEnoughOnEverySpectrumThatAllowsIt) {
     }
   }
   EXPECT_TRUE(allowed > 0 || ridge != 0.02) << "some of them do";
+}
+
+TEST(HopperGates, BothPassesAskTheSameTokensWhetherToRefine) {
+  for (int length = 1; length <= cuda::hopper::kChunk; ++length) {
+    std::set<int> asked, marked;
+    for (int i = 0; i < cuda::hopper::kAsked; ++i) asked.insert(cuda::hopper::asked_token(i, length));
+    for (int c = 0; c < length; ++c) {
+      if (cuda::hopper::is_asked(c, length)) marked.insert(c);
+    }
+    EXPECT_EQ(asked, marked) << length << " tokens";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ridges, HopperSchedule, testing::Values(0.005, 0.02, 0.1, 1.0));

@@ -26,10 +26,6 @@ struct Sums {
   double *beta, *log_decay;
 };
 
-__host__ __device__ bool unrolls(const Options& o) {
-  return o.gradient == Gradient::unrolled && o.solver != Solver::exact;
-}
-
 /// Chunks of a segment, at most.
 __host__ __device__ int chunks_of(const Sizes& s) { return static_cast<int>((kSegment + s.chunk - 1) / s.chunk); }
 
@@ -344,7 +340,7 @@ template <typename T>
 __device__ void solve_part(const Options& options, Work<T>& w) {
   const Chunk<T>& t = w.chunk;
   const Sizes& s = w.size;
-  const bool adaptive = options.ridge_mode == RidgeMode::adaptive, unrolled = unrolls(options);
+  const bool unrolled = unrolls(options);
   each(t.len, [&](int c) { w.inner_h[c] = w.d_ridge[c] = 0; });
   each(t.lanes, [&](int c) {
     const bool counts = c < t.len && !w.aside[c];
@@ -368,18 +364,9 @@ __device__ void solve_part(const Options& options, Work<T>& w) {
     lane_dot<T>(w.x, y, s.dim, t.lanes, w.more_dots);
   }
   each(t.len, [&](int c) {
-    const double dots = w.more_dots[c];
-    double through_scale = 0;  // σ dL/dσ
-    if (!unrolled) {
-      through_scale = adaptive ? options.ridge * dots : 0;
-    } else if (adaptive) {
-      through_scale = dots + w.inner_h[c];
-    } else if (options.solver != Solver::conjugate_gradient) {
-      through_scale = dots + w.inner_h[c] + w.op.rho[c] * w.d_ridge[c];
-    }
-    const bool counts = options.ridge_gradient && w.op.live(c) && w.op.norm[c] > 0;
-    // σ = 1/f or 1/(f + λ): dσ/df = −σ², and df/dH = H/f.
-    w.phi_f2[c] = counts ? -through_scale * (w.op.sigma[c] * w.op.norm[c]) : 0;
+    const SystemScale scale{w.op.sigma[c], w.op.rho[c]};
+    const double through = gradient_through_scale(options, w.more_dots[c], w.inner_h[c], scale.rho, w.d_ridge[c]);
+    w.phi_f2[c] = gradient_of_norm(options, through, scale, w.op.norm[c]);
     w.inner_h[c] += w.phi_f2[c];
   });
   add_norm_term(w);

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/choose.h"
 #include "kernels/cuda/plain.h"
+#include "kernels/cuda/saved.h"
 #include "kernels/cuda/segments.cuh"
 
 #ifdef GKA_HAS_HOPPER
@@ -57,10 +58,10 @@ bool saves_tiles(const Problem& problem, int device) {
 }
 
 /// Saved with room for H and U as the plain path has them, in scratch.
-Saved plain_saved(const Problem& problem, Saved saved, const Device& device) {
-  const std::int64_t rows = segments_of(problem) * problem.heads * problem.key_dim;
-  saved.h = allocate<float>(device, rows * problem.key_dim);
-  saved.u = allocate<float>(device, rows * problem.value_dim);
+Saved in_scratch(const Problem& problem, Saved saved, const Device& device) {
+  const SavedBytes bytes = plain_saved(problem);
+  saved.h = allocate<char>(device, bytes.h);
+  saved.u = allocate<char>(device, bytes.u);
   return saved;
 }
 
@@ -69,14 +70,14 @@ void plain_forward(const Problem& problem, const Outputs& outputs, const Device&
     return plain::forward(problem, outputs, device);
   }
   Outputs own = outputs;
-  own.saved = plain_saved(problem, outputs.saved, device);
+  own.saved = in_scratch(problem, outputs.saved, device);
   plain::forward(problem, own, device);
   hopper::save_tiles(problem, own.saved, outputs.saved, device);
 }
 
 void plain_backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device) {
   if (!saves_tiles(problem, device.index)) return plain::backward(problem, saved, gradients, device);
-  const Saved own = plain_saved(problem, saved, device);
+  const Saved own = in_scratch(problem, saved, device);
   hopper::restore_states(problem, saved, own, device);
   plain::backward(problem, own, gradients, device);
 }

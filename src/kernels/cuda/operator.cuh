@@ -1,14 +1,9 @@
-// The linear system of every token of a chunk, (σ_c H_c + ρ) x = b, as an operator on lanes, and the norms that fix σ.
-//
-//   adaptive ridge:  σ = 1/‖H‖_F,        ρ = a          spectrum in [a, 1 + a] for every token
-//   constant ridge:  σ = 1/(‖H‖_F + λ),  ρ = σλ         spectrum in [ρ, 1]
-//   diagonal ridge:  σ = 1,              ρ_i = Λ_i      (conjugate gradients and exact solves only)
-//
-// The solution of (H + λI) x = q is x = σ x̃. A token with nothing remembered (‖H‖_F = 0, adaptive) has σ = 0 and the
-// answer 0.
+// The linear system of every token of a chunk, (σ_c H_c + ρ) x = b, as an operator on lanes, and the norms that fix σ
+// (kernels/system_scale.h).
 #pragma once
 
 #include "kernels/cuda/chunk.cuh"
+#include "kernels/system_scale.h"
 
 namespace gka::kernels::cuda {
 
@@ -162,23 +157,15 @@ struct Operator {
     if (diagonal) {
       each(t.size.dim, [&](int i) { ridge_row[i] = static_cast<T>(options.ridge_diagonal[head * t.size.dim + i]); });
     }
-    const bool constant = options.ridge_mode == RidgeMode::constant;
     each(kMaxChunk, [&](int c) {
       state_scale[c] = T{0};
       ridge_lane[c] = T{1};
       if (c >= t.len) return;
-      const double f = norm[c];
-      double scale = diagonal ? 1 : constant ? 1 / (f + options.ridge) : f > 0 ? 1 / f : 0;
-      // Below the smallest normal number of T the memory itself has underflowed: nothing is remembered.
-      const double reach = scale * t.key_decay().zeta[c];
-      if (lost[c] || !finite(f) || !(scale < std::numeric_limits<double>::max()) ||
-          reach > static_cast<double>(std::numeric_limits<T>::max())) {
-        scale = 0;
-      }
-      sigma[c] = scale;
-      // Where nothing is solved ρ only has to be a number.
-      rho[c] = diagonal || (constant && scale == 0) ? 1 : constant ? options.ridge * scale : options.ridge;
-      state_scale[c] = static_cast<T>(scale * t.key_decay().zeta[c]);
+      const SystemScale scale = system_scale(options, norm[c], t.key_decay().zeta[c],
+                                             static_cast<double>(std::numeric_limits<T>::max()), lost[c] != 0);
+      sigma[c] = scale.sigma;
+      rho[c] = scale.rho;
+      state_scale[c] = static_cast<T>(scale.sigma * t.key_decay().zeta[c]);
       ridge_lane[c] = static_cast<T>(rho[c]);
     });
   }

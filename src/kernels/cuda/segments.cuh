@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/chunk.cuh"
+#include "kernels/cuda/saved.h"
 
 namespace gka::kernels::cuda {
 
@@ -125,10 +126,6 @@ inline Sizes sizes_of(const Problem& p) {
           .chunk = static_cast<int>(min<std::int64_t>(max<std::int64_t>(chunk, 16), kMaxChunk)),
           .solves = p.options.part != Part::memory,
           .remembers = remembers};
-}
-
-inline std::int64_t segments_of(const Problem& p) {
-  return max_segments(p.cu_seqlens != nullptr, p.batch, p.tokens, p.sequences);
 }
 
 template <typename T>

@@ -34,7 +34,7 @@ struct LaneSolver {
   double *dense, *factor, *column;   // of the exact solve
   alignas(16) T lane[8][kMaxChunk];  // numbers per token
   int in_parts;
-  SplitSolver planes;
+  SplitSolver split;
 
   __host__ __device__ void allocate_hot(Arena& arena, const Sizes& sizes, const Options& options, bool keeps_history) {
     kind = options.solver;
@@ -45,7 +45,7 @@ struct LaneSolver {
     scheduled = 0;
     const bool simple = kind == Solver::chebyshev || kind == Solver::gradient_descent;
     in_parts = sizeof(T) == 4 && sizes.solves && !records && simple && iterations > 0 && SplitSolver::suits(dim);
-    if (in_parts) planes.allocate_hot(arena, dim);
+    if (in_parts) split.allocate_hot(arena, dim);
     if (kind == Solver::exact) {
       factor = arena.take<double>(static_cast<std::int64_t>(dim) * dim);
       column = arena.take<double>(dim);
@@ -73,15 +73,18 @@ struct LaneSolver {
   /// came to lie anyway, in one of the solver's own arrays.
   __device__ T* solve(Operator<T>& op, const T* b, T* room) {
     clear_dead_lanes(op, b, right);
-    if (has_schedule(kind)) {
-      set_schedule(op);
-      if constexpr (sizeof(T) == 4) {
-        if (in_parts && planes.solve(op, right, *this, first)) return first;
-      }
-      return iterate(op, right);
+    switch (kind) {
+      case Solver::chebyshev:
+      case Solver::gradient_descent:
+      case Solver::nesterov: break;
+      case Solver::exact: exact(op, right, room); return room;
+      case Solver::conjugate_gradient: conjugate_gradient(op, right, room); return room;
     }
-    kind == Solver::exact ? exact(op, right, room) : conjugate_gradient(op, right, room);
-    return room;
+    set_schedule(op);
+    if constexpr (sizeof(T) == 4) {
+      if (in_parts && split.solve(op, right, *this, first)) return first;
+    }
+    return iterate(op, right);
   }
   /// Room for as many lanes, in the fastest memory there is, that a solution at x leaves free.
   __device__ T* free_room(const T* x) const { return x == first ? second : first; }
@@ -119,7 +122,7 @@ struct LaneSolver {
     if (scheduled) return;
     each(kMaxChunk, [&](int c) {
       const double rho = op.rho[c < op.chunk->len ? c : 0];
-      Schedule schedule(kind, adaptive ? 1 + rho : 1, rho);
+      Schedule schedule(kind, spectrum_top(adaptive, rho), rho);
       for (std::int64_t i = 0; i <= iterations; ++i) {
         const Coefficients k = i == 0 ? schedule.start() : schedule.step(i);
         const std::int64_t at = i * kMaxChunk + c;

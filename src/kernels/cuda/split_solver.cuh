@@ -117,6 +117,7 @@ struct SplitSolver {
   };
 
   /// D = 64 kDown: as many tiles as a block on a GPU has warps. kFar: H is in global memory.
+  /// In one function, because what a warp keeps has to stay in registers from the first iteration to the last.
   template <int kDown, bool kFar, typename Solver>
   __device__ __noinline__ void iterate(Operator<float>& op, const float* b, const Solver& schedule, float* room) {
     using Tile = SplitTile<kDown>;

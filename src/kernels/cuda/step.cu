@@ -54,10 +54,11 @@ __device__ double solve_token(const Options& options, const T* h, int dim, std::
                               T*& x) {
   const double f = frobenius(h, static_cast<std::int64_t>(dim) * dim);
   const bool adaptive = options.ridge_mode == RidgeMode::adaptive, ahead = options.solver == Solver::nesterov;
-  const double sigma = adaptive ? (f > 0 ? 1 / f : 0) : 1 / (f + options.ridge);
-  const double rho = adaptive ? options.ridge : options.ridge * sigma;
-  if (!(sigma > 0) || sigma > static_cast<double>(std::numeric_limits<T>::max())) return f != f ? f : 0;
-  Schedule schedule(options.solver, adaptive ? 1 + rho : 1, rho);
+  const SystemScale scales =
+      system_scale(options, f, 1, static_cast<double>(std::numeric_limits<T>::max()), /*lost=*/false);
+  const double sigma = scales.sigma, rho = scales.rho;
+  if (sigma == 0) return f != f ? f : 0;
+  Schedule schedule(options.solver, spectrum_top(adaptive, rho), rho);
   const T start = static_cast<T>(schedule.start().s), scale = static_cast<T>(sigma), ridge = static_cast<T>(rho);
   T* now = w.first;
   T* before = w.second;

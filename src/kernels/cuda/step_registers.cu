@@ -178,6 +178,38 @@ __device__ inline double read_gate(const View& view, std::int64_t b, std::int64_
   return view.data != nullptr ? read<double>(view, offset(view, b, 0, head)) : otherwise;
 }
 
+/// U ← γU + βkvᵀ and o = s Uᵀz in one pass over U, of which `staged` has this thread's part; with σU and x̃, not U and
+/// σx̃: see recall.cuh.
+template <int kDim, int kValues>
+__device__ __forceinline__ void write_and_read_values(const Step& s, std::int64_t b, std::int64_t head,
+                                                      Shared<kDim, kValues>& room, const float* staged, float* u,
+                                                      float gamma, float sigma, double f) {
+  using Values = ValueTile<kDim, kValues>;
+  const int t = thread();
+  wait_for_copies();
+  const Vec<float> v = load(room.v + Values::column());
+  Vec<float> sum{};
+#pragma unroll
+  for (int i = 0; i < Values::kCount; ++i) {
+    Vec<float> element = load(staged + Values::at(i));
+    const float k = room.k[Values::row(i)], z = room.z[Values::row(i)];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      element.x[c] = (gamma == 0 ? 0.0f : gamma * element.x[c]) + k * v.x[c];
+      sum.x[c] += sigma * element.x[c] * z;
+    }
+    store(u + Values::at(i), element);
+  }
+  store(room.o + 4 * t, sum);
+  sync();
+  if (t < kValues) {
+    float o = 0;
+    for (int part = 0; part < Values::kRowsAtOnce; ++part) o += room.o[part * kValues + t];
+    const float scale = static_cast<float>(f != f ? f : s.options.scale);
+    write(s.o, offset(s.o, b, 0, head) + t, o * scale);
+  }
+}
+
 template <int kDim, int kValues>
 __global__ void __launch_bounds__(kBlock, 2)
     step_kernel(const __grid_constant__ Step s, const __grid_constant__ Table table) {
@@ -240,35 +272,13 @@ __global__ void __launch_bounds__(kBlock, 2)
     sync();
   }
 
-  // U ← γU + βkvᵀ and o = s Uᵀ(q + α(x − q)) in one pass over U, with σU and x̃, not U and σx̃: see recall.cuh.
   if (Tile<kDim>::speaks()) {
     const float from_x = solved ? static_cast<float>(alpha) : 0.0f;
     const float from_q = static_cast<float>((1 - alpha) * (solved ? f : 1));
     room.z[row] = (from_x != 0 ? from_x * now : 0.0f) + (from_q != 0 ? from_q * q : 0.0f);
   }
   sync();
-  wait_for_copies();
-  const Vec<float> v = load(room.v + Values::column());
-  Vec<float> sum{};
-#pragma unroll
-  for (int i = 0; i < Values::kCount; ++i) {
-    Vec<float> element = load(staged + Values::at(i));
-    const float k = room.k[Values::row(i)], z = room.z[Values::row(i)];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      element.x[c] = (gamma == 0 ? 0.0f : gamma * element.x[c]) + k * v.x[c];
-      sum.x[c] += sigma * element.x[c] * z;
-    }
-    store(u + Values::at(i), element);
-  }
-  store(room.o + 4 * t, sum);
-  sync();
-  if (t < kValues) {
-    float o = 0;
-    for (int part = 0; part < Values::kRowsAtOnce; ++part) o += room.o[part * kValues + t];
-    const float scale = static_cast<float>(f != f ? f : s.options.scale);
-    write(s.o, offset(s.o, b, 0, head) + t, o * scale);
-  }
+  write_and_read_values<kDim, kValues>(s, b, head, room, staged, u, gamma, sigma, f);
 }
 
 template <int kDim, int kValues>

@@ -252,6 +252,7 @@ __device__ __forceinline__ T read_as(const void* data, std::int64_t at) {
   } else if constexpr (kType == DType::float16) {
     return static_cast<T>(half_to_float(static_cast<const std::uint16_t*>(data)[at]));
   } else {
+    static_assert(kType == DType::bfloat16);
     const std::uint32_t upper = static_cast<const std::uint16_t*>(data)[at];
     return static_cast<T>(bits_to_float(upper << 16));
   }
@@ -314,6 +315,7 @@ __device__ __forceinline__ typename Storage<kType>::Number stored(T value) {
   } else if constexpr (kType == DType::float16) {
     return float_to_half(static_cast<float>(value));
   } else {
+    static_assert(kType == DType::bfloat16);
     const std::uint32_t bits = float_to_bits(static_cast<float>(value));
     const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
     return static_cast<std::uint16_t>(nan ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);

@@ -1,6 +1,5 @@
 #include "kernels/reference/solvers.h"
 
-#include <array>
 #include <stdexcept>
 #include <utility>
 
@@ -34,14 +33,6 @@ Schedule nesterov_schedule(double lower, double upper, std::int64_t iterations) 
   return table;
 }
 
-using ScheduleFunction = Schedule (*)(double lower, double upper, std::int64_t iterations);
-
-constexpr std::array<std::pair<Solver, ScheduleFunction>, 3> kSchedules{{
-    {Solver::chebyshev, chebyshev_schedule},
-    {Solver::gradient_descent, gradient_descent_schedule},
-    {Solver::nesterov, nesterov_schedule},
-}};
-
 }  // namespace
 
 Vector product_with(const System& system, const Vector& x) {
@@ -57,8 +48,12 @@ Vector chebyshev_weights(double rho, std::int64_t iterations) {
 }
 
 Schedule schedule(Solver solver, double lower, double upper, std::int64_t iterations) {
-  for (const auto& [name, table] : kSchedules) {
-    if (name == solver) return table(lower, upper, iterations);
+  switch (solver) {
+    case Solver::chebyshev: return chebyshev_schedule(lower, upper, iterations);
+    case Solver::gradient_descent: return gradient_descent_schedule(lower, upper, iterations);
+    case Solver::nesterov: return nesterov_schedule(lower, upper, iterations);
+    case Solver::conjugate_gradient:
+    case Solver::exact: break;
   }
   throw std::invalid_argument("solver " + std::string(name_of(solver)) + " has no schedule of steps");
 }
@@ -110,11 +105,16 @@ Vector exact(const System& system, const Vector& q) {
 }
 
 Vector solve(Solver solver, const System& system, const Vector& q, std::int64_t iterations, Trace* trace) {
-  if (solver == Solver::conjugate_gradient) return conjugate_gradient(system, q, iterations, trace);
-  if (solver == Solver::exact) {
-    Vector x = exact(system, q);
-    if (trace) trace->push_back(x);
-    return x;
+  switch (solver) {
+    case Solver::conjugate_gradient: return conjugate_gradient(system, q, iterations, trace);
+    case Solver::exact: {
+      Vector x = exact(system, q);
+      if (trace) trace->push_back(x);
+      return x;
+    }
+    case Solver::chebyshev:
+    case Solver::gradient_descent:
+    case Solver::nesterov: break;
   }
   return iterate(system, q, schedule(solver, system.lower, system.upper, iterations), trace);
 }

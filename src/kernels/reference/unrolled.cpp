@@ -1,6 +1,5 @@
 #include "kernels/reference/unrolled.h"
 
-#include <array>
 #include <utility>
 
 namespace gka::kernels::reference {
@@ -54,13 +53,16 @@ BoundGradient nesterov_bounds(double lower, double upper, const Vector& d_step, 
           .d_upper = first + 3.0 * weighted + d_kappa / lower};
 }
 
-using BoundFunction = BoundGradient (*)(double, double, const Vector&, const Vector&);
-
-constexpr std::array<std::pair<Solver, BoundFunction>, 3> kBoundGradients{{
-    {Solver::chebyshev, chebyshev_bounds},
-    {Solver::gradient_descent, gradient_descent_bounds},
-    {Solver::nesterov, nesterov_bounds},
-}};
+BoundGradient bounds_of(Solver solver, double lower, double upper, const Vector& d_step, const Vector& d_momentum) {
+  switch (solver) {
+    case Solver::chebyshev: return chebyshev_bounds(lower, upper, d_step, d_momentum);
+    case Solver::gradient_descent: return gradient_descent_bounds(lower, upper, d_step, d_momentum);
+    case Solver::nesterov: return nesterov_bounds(lower, upper, d_step, d_momentum);
+    case Solver::conjugate_gradient:
+    case Solver::exact: break;  // have no bounds
+  }
+  return {};
+}
 
 /// M + diag(ridge) is one matrix to the solver.
 void add_to_operator(SystemGradient& gradient, double c, const Vector& left, const Vector& right) {
@@ -113,12 +115,9 @@ SystemGradient unrolled_iterations(Solver solver, const System& system, const Ve
   d_step[0] = dot(d_current, q);
   add(result.d_q, table.step[0], d_current);
 
-  for (const auto& [name, bounds] : kBoundGradients) {
-    if (name != solver) continue;
-    const BoundGradient d = bounds(system.lower, system.upper, d_step, d_momentum);
-    result.d_lower = d.d_lower;
-    result.d_upper = d.d_upper;
-  }
+  const BoundGradient d = bounds_of(solver, system.lower, system.upper, d_step, d_momentum);
+  result.d_lower = d.d_lower;
+  result.d_upper = d.d_upper;
   return result;
 }
 
@@ -173,8 +172,13 @@ SystemGradient exact_gradient(const System& system, const Vector& q, const Vecto
 
 SystemGradient unrolled(Solver solver, const System& system, const Vector& q, std::int64_t iterations,
                         const Vector& d_x) {
-  if (solver == Solver::exact) return exact_gradient(system, q, d_x);
-  if (solver == Solver::conjugate_gradient) return unrolled_conjugate_gradient(system, q, iterations, d_x);
+  switch (solver) {
+    case Solver::exact: return exact_gradient(system, q, d_x);
+    case Solver::conjugate_gradient: return unrolled_conjugate_gradient(system, q, iterations, d_x);
+    case Solver::chebyshev:
+    case Solver::gradient_descent:
+    case Solver::nesterov: break;
+  }
   return unrolled_iterations(solver, system, q, iterations, d_x);
 }
 

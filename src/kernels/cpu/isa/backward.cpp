@@ -87,8 +87,6 @@ struct Workspace {
     lanes_too.resize(d);
     d_diagonal.resize(s.dim);
   }
-
-  static bool unrolls(const Options& o) { return o.gradient == Gradient::unrolled && o.solver != Solver::exact; }
 };
 
 /// For n whole vectors: in T within a stretch of 128 numbers, in float64 from there on.
@@ -426,8 +424,7 @@ void solve_part(const Options& options, Workspace<T>& w) {
   std::fill(w.inner_h, w.inner_h + t.len, 0.0);
   std::fill(w.d_ridge, w.d_ridge + t.len, 0.0);
   T dots[kMaxChunk];
-  const bool adaptive = options.ridge_mode == RidgeMode::adaptive;
-  if (Workspace<T>::unrolls(options)) {
+  if (unrolls(options)) {
     w.solver.solve(w.op, t.q, w.lanes_too);
     lane_dot<T>(w.lanes_too, w.right, dim, lanes, dots);
     w.solver.reverse(w.op, t.q, w.right, w.y, w.d_ridge,
@@ -440,21 +437,12 @@ void solve_part(const Options& options, Workspace<T>& w) {
     set_pair<T>(w, w.y, w.x);
   }
   for (int c = 0; c < t.len; ++c) {
-    const double sigma = w.op.sigma[c], f = w.op.norm[c];
-    double through_scale = 0;  // σ dL/dσ
-    if (!Workspace<T>::unrolls(options)) {
-      through_scale = adaptive ? options.ridge * dots[c] : 0;
-    } else if (adaptive) {
-      through_scale = dots[c] + w.inner_h[c];
-    } else if (options.solver != Solver::conjugate_gradient) {
-      through_scale = dots[c] + w.inner_h[c] + w.op.rho[c] * w.d_ridge[c];
-    }
-    const bool counts = options.ridge_gradient && w.op.live(c) && f > 0;
-    // σ = 1/f or 1/(f + λ): dσ/df = −σ², and df/dH = H/f.
-    w.phi_f2[c] = counts ? -through_scale * (sigma * f) : 0;
+    const SystemScale scale{w.op.sigma[c], w.op.rho[c]};
+    const double through = gradient_through_scale(options, dots[c], w.inner_h[c], scale.rho, w.d_ridge[c]);
+    w.phi_f2[c] = gradient_of_norm(options, through, scale, w.op.norm[c]);
     w.inner_h[c] += w.phi_f2[c];
   }
-  add_norm_term(w, Workspace<T>::unrolls(options) ? 0 : 2);
+  add_norm_term(w, unrolls(options) ? 0 : 2);
 }
 
 template <typename T>

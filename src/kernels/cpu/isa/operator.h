@@ -1,14 +1,9 @@
-// The linear system of every token of a chunk, (σ_c H_c + ρ) x = b, as an operator on lanes, and the norms that fix σ.
-//
-//   adaptive ridge:  σ = 1/‖H‖_F,        ρ = a          spectrum in [a, 1 + a] for every token
-//   constant ridge:  σ = 1/(‖H‖_F + λ),  ρ = σλ         spectrum in [ρ, 1]
-//   diagonal ridge:  σ = 1,              ρ_i = Λ_i      (conjugate gradients and exact solves only)
-//
-// The solution of (H + λI) x = q is x = σ x̃. A token with nothing remembered (‖H‖_F = 0, adaptive) has σ = 0 and the
-// answer 0.
+// The linear system of every token of a chunk, (σ_c H_c + ρ) x = b, as an operator on lanes, and the norms that fix σ
+// (kernels/system_scale.h).
 #pragma once
 
 #include "kernels/cpu/isa/chunk.h"
+#include "kernels/system_scale.h"
 
 namespace gka::kernels::cpu::GKA_ISA {
 
@@ -130,23 +125,10 @@ struct Operator {
       ridge_row[i] = static_cast<T>(options.ridge_diagonal[head * t.size.dim + i]);
     }
     for (int c = 0; c < t.len; ++c) {
-      const double f = norm[c];
-      if (diagonal) {
-        sigma[c] = rho[c] = 1;
-      } else if (options.ridge_mode == RidgeMode::constant) {
-        sigma[c] = 1 / (f + options.ridge);
-        rho[c] = options.ridge * sigma[c];
-      } else {
-        sigma[c] = f > 0 ? 1 / f : 0;
-        rho[c] = options.ridge;
-      }
-      // Below the smallest normal number of T the memory itself has underflowed: nothing is remembered.
-      const double reach = sigma[c] * t.key_decay->zeta[c];
-      if (lost[c] || !std::isfinite(f) || !(sigma[c] < std::numeric_limits<double>::max()) ||
-          reach > static_cast<double>(std::numeric_limits<T>::max())) {
-        sigma[c] = 0;
-        if (options.ridge_mode == RidgeMode::constant) rho[c] = 1;
-      }
+      const SystemScale scale = system_scale(options, norm[c], t.key_decay->zeta[c],
+                                             static_cast<double>(std::numeric_limits<T>::max()), lost[c]);
+      sigma[c] = scale.sigma;
+      rho[c] = scale.rho;
     }
   }
 

@@ -48,7 +48,7 @@ struct ScheduleTable {
         continue;
       }
       const double rho = op.rho[c];
-      Schedule schedule(options.solver, adaptive ? 1 + rho : 1, rho);
+      Schedule schedule(options.solver, spectrum_top(adaptive, rho), rho);
       put(0, c, schedule.start());
       for (std::int64_t i = 1; i <= iterations; ++i) put(i, c, schedule.step(i));
     }
@@ -114,12 +114,12 @@ class LaneSolver {
   template <typename Pair>
   void reverse(Operator<T>& op, const T* b, const T* dx, T* db, double* d_ridge, Pair&& pair) {
     clear_dead_lanes(op, b, work_[3]);
-    if (options_.solver == Solver::conjugate_gradient) {
-      reverse_conjugate_gradient(op, dx, db, pair);
-    } else if (options_.solver == Solver::nesterov) {
-      reverse_iterations<true>(op, work_[3], dx, db, d_ridge, pair);
-    } else {
-      reverse_iterations<false>(op, work_[3], dx, db, d_ridge, pair);
+    switch (options_.solver) {
+      case Solver::exact: break;  // has no iterations (unrolls)
+      case Solver::conjugate_gradient: reverse_conjugate_gradient(op, dx, db, pair); break;
+      case Solver::nesterov: reverse_iterations<true>(op, work_[3], dx, db, d_ridge, pair); break;
+      case Solver::chebyshev:
+      case Solver::gradient_descent: reverse_iterations<false>(op, work_[3], dx, db, d_ridge, pair); break;
     }
   }
 

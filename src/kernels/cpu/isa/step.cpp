@@ -89,10 +89,11 @@ double solve_token(const Step& s, const T* h, int ld, std::int64_t iterations, T
   const int dim = static_cast<int>(s.key_dim);
   const double f = frobenius(h, dim, ld);
   const bool adaptive = s.options.ridge_mode == RidgeMode::adaptive;
-  const double sigma = adaptive ? (f > 0 ? 1 / f : 0) : 1 / (f + s.options.ridge);
-  const double rho = adaptive ? s.options.ridge : s.options.ridge * sigma;
-  if (!(sigma > 0) || sigma > static_cast<double>(std::numeric_limits<T>::max())) return std::isnan(f) ? f : 0;
-  Schedule schedule(Solver::chebyshev, adaptive ? 1 + rho : 1, rho);
+  const SystemScale scales =
+      system_scale(s.options, f, 1, static_cast<double>(std::numeric_limits<T>::max()), /*lost=*/false);
+  const double sigma = scales.sigma, rho = scales.rho;
+  if (sigma == 0) return std::isnan(f) ? f : 0;
+  Schedule schedule(Solver::chebyshev, spectrum_top(adaptive, rho), rho);
   const T start = static_cast<T>(schedule.start().s), scale = static_cast<T>(sigma), ridge = static_cast<T>(rho);
   T* now = t.x;
   T* before = t.before;

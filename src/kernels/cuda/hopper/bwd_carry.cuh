@@ -39,7 +39,7 @@ struct CarryShared {
 /// arriving_{s-1} = ζ_s arriving_s + part_s, in place; eight numbers a thread. Every thread knows how large the numbers
 /// of a tile can be at most, so all scale it alike. Tiles come through shared memory, where a thread reads only what it
 /// asked for itself; of the numbers that belong to chunks a lane has those of one chunk in kLanes. kKeys: for H, whose
-/// gradient is symmetric.
+/// gradient is symmetric. One loop and what it needs: a pipeline that is read from its head to its end.
 template <bool kKeys>
 __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan, const float* zetas,
                                               const CarriedGradient& c, std::int64_t which) {

@@ -2,16 +2,13 @@
 // arrays as tiles.
 #pragma once
 
+#include "kernels/cuda/hopper/gates.h"
 #include "kernels/cuda/hopper/warpgroup.cuh"
 #include "kernels/cuda/segments.cuh"
 
 namespace gka::kernels::cuda::hopper::bwd {
 
 inline constexpr int kTileBytes = kChunk * kWidth * 2, kStateNumbers = kWidth * kWidth, kStateBytes = kStateNumbers * 2;
-
-inline constexpr double kForgets = 160;                        // −log₂ γ of γ = 0: more than float32 holds
-inline constexpr float kNothing = -1e30f;                      // log₂ 0, with which one can still subtract
-inline constexpr float kVanished = -122, kLog2 = 0.69314718f;  // log₂ ‖H‖ below which nothing is remembered
 
 template <typename Body>
 __device__ __forceinline__ void each_of(int n, Body&& body) {
@@ -60,7 +57,8 @@ __device__ inline Place place_of(const Segment& segment, int half, std::int64_t 
 /// Times a factor; 0 clears, also what is not finite.
 __device__ __forceinline__ float faded(float x, float by) { return by == 0 ? 0 : x * by; }
 
-// ---- Gates, and what is lost ------------------------------------------------------------------------------------
+// ---- TokenGates, and what is lost
+// ------------------------------------------------------------------------------------
 
 /// What of a token is not finite. Such rows are read as 0, so that no product carries them to other tokens; who is
 /// lost with them is found by walking the chunk, up to the next γ = 0.
@@ -86,14 +84,14 @@ struct alignas(16) KeptGates {
   int padding[2];
 };
 
-struct Gates : KeptGates {
+struct TokenGates : KeptGates {
   double sums[kChunk];
   double carry;
   int any_forgets, any_poison;
   alignas(8) float poison[kChunk];  // to be added to what is written for a token: 0, or NaN
   alignas(16) float parts[4 * kChunk];
 
-  /// `log_norm` gets log₂ ‖H_c‖, kNothing where there is none.
+  /// `log_norm` gets log₂ ‖H_c‖, kLog2Zero where there is none.
   __device__ void load(const Problem& p, const double* norm, const Place& place, float* log_norm) {
     const Field<const double> norms = place.field(p, norm, 1);
     if (tile_thread() == 0) any_bad = any_forgets = any_poison = 0;
@@ -107,10 +105,10 @@ struct Gates : KeptGates {
       const double f = there ? *norms.at(c, 0) : 0;
       bad[c] = (g != g || !finite(b) ? kBadKey : 0) | (!finite(a) || !finite(f) ? kBadQuery : 0);
       if (bad[c] != 0) raise(&any_bad);
-      forgets[c] = g < -100;
+      forgets[c] = g < kForgetsNarrow;
       if (forgets[c]) raise(&any_forgets);
-      sums[c] = g != g ? 0.0 : forgets[c] ? -kForgets : g * 1.4426950408889634;
-      log_norm[c] = f > 0 && finite(f) ? log2f(static_cast<float>(f)) : kNothing;
+      sums[c] = g != g ? 0.0 : forgets[c] ? kForgetLog2 : g * 1.4426950408889634;
+      log_norm[c] = f > 0 && finite(f) ? log2f(static_cast<float>(f)) : kLog2Zero;
       beta[c] = finite(b) ? b : 0;
       alpha[c] = finite(a) ? a : 0;
       sigma[c] = f == 0 || !finite(f) ? 0 : static_cast<float>(1 / f);
@@ -258,7 +256,7 @@ struct HalfRow {
 /// times powers of two of which `down` (kChunk numbers for each tile) gets the inverse. kBad: four bits for each tile.
 /// The tiles are taken in turn, so that there is little code.
 template <DType kType, int kTiles, int kBad>
-__device__ __forceinline__ void settle_rows(std::uint16_t* tiles, float* down, Gates& gates) {
+__device__ __forceinline__ void settle_rows(std::uint16_t* tiles, float* down, TokenGates& gates) {
 #pragma unroll 1
   for (int i = 0; i < kTiles; ++i) {
     const Tile tile{tiles + i * kChunk * kWidth, kChunk};

@@ -14,7 +14,7 @@ struct DkDvShared {
   std::uint16_t d_o[kTileBytes / 2], q[kTileBytes / 2];  // q then two left operands; both: R̄', then H_0
   std::uint16_t x[kTileBytes / 2], y[kTileBytes / 2];    // then Ḡ'
   std::uint16_t left[kTileBytes / 4];
-  Gates gates;
+  TokenGates gates;
   Solutions solutions;
   BulkBarrier tokens, states;
   alignas(8) float of_q[kChunk], of_x[kChunk];      // what rows of q and x are to be multiplied by, with s (1 − α), s α
@@ -44,7 +44,8 @@ struct SharedFading {
   const float* reach;
   SharedScores::OfRows row;
 
-  __device__ explicit SharedFading(const Gates& gates) : reach(gates.reach), row(SharedScores::of_rows(gates.reach)) {}
+  __device__ explicit SharedFading(const TokenGates& gates)
+      : reach(gates.reach), row(SharedScores::of_rows(gates.reach)) {}
   __device__ __forceinline__ Pair between(const At& at) const {
     const Pair column = columns(reach, at);
     const auto fade = [&](float x) { return power_of_two(-bits_to_float(size_bits(row.x[at.r] - x))); };
@@ -68,7 +69,7 @@ __device__ __forceinline__ float exactly_two_to(float n) {
 /// at most three terms in a number, everything stays below 2¹⁵.
 __device__ __forceinline__ void bound_rows(DkDvShared& memory, float scale) {
   constexpr float kFar = 1024;  // beyond all logarithms
-  Gates& gates = memory.gates;
+  TokenGates& gates = memory.gates;
   const Solutions& solutions = memory.solutions;
   float *since = memory.since(), *read = gates.parts, *solved = read + kChunk, *nested = solved + kChunk,
         *written = nested + kChunk;
@@ -110,7 +111,7 @@ __device__ __forceinline__ void bound_rows(DkDvShared& memory, float scale) {
 
 /// dβ and dg, from sums over rows and columns of P. What arrives is ζ_C (⟨Ḡ', H_0⟩ + ⟨R̄', U_0⟩) for all tokens.
 __device__ __forceinline__ void sum_pairs(const Gradients& out, DkDvShared& memory, float scale) {
-  Gates& gates = memory.gates;
+  TokenGates& gates = memory.gates;
   const Place& place = memory.place;
   const float norm = memory.h_norm, arriving = faded(memory.inner, gates.zeta[kChunk - 1]);
   const float* since = memory.since();
@@ -148,63 +149,74 @@ __device__ __forceinline__ void sum_pairs(const Gradients& out, DkDvShared& memo
       });
 }
 
-template <typename Shape>
-__global__ void __launch_bounds__(kTeams* kTileThreads, 2)
-    bwd_dkdv(const __grid_constant__ Problem p, const __grid_constant__ Gradients out, Plan plan,
-             const __grid_constant__ Scratch scratch) {
-  constexpr bool kWhole = Shape::kWhole;
-  const std::int64_t task = block();
-  auto& memory = *reinterpret_cast<DkDvShared*>(tile_memory());
-  const Sides<kWhole> sides(p);
-  Gates& gates = memory.gates;
-  const Solutions& solutions = memory.solutions;
-  const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
-  const Tile x{memory.x, kChunk}, y{memory.y, kChunk}, state{memory.d_o, kWidth}, last_state{memory.x, kWidth};
-  const Tile left{memory.left, kChunk}, left_x{memory.q, kChunk}, left_y{memory.q + kTileBytes / 4, kChunk};
-  const Tile &squares = left_x, &fadings = left_y;
-  const float scale = static_cast<float>(p.options.scale);
-  const auto or_nothing = [](float value) { return finite(value) ? value : 0; };
+/// The tiles of DkDvShared under the names they have in turn.
+struct DkDvTiles {
+  Tile k, v, d_o, q, x, y;
+  Tile state, last_state;     // R̄' and then H_0; Ḡ'
+  Tile left, left_x, left_y;  // left operands
+  Tile squares, fadings;      // the last two once more
 
+  __device__ __forceinline__ explicit DkDvTiles(DkDvShared& memory)
+      : k{memory.k, kChunk},
+        v{memory.v, kChunk},
+        d_o{memory.d_o, kChunk},
+        q{memory.q, kChunk},
+        x{memory.x, kChunk},
+        y{memory.y, kChunk},
+        state{memory.d_o, kWidth},
+        last_state{memory.x, kWidth},
+        left{memory.left, kChunk},
+        left_x{memory.q, kChunk},
+        left_y{memory.q + kTileBytes / 4, kChunk},
+        squares{left_x},
+        fadings{left_y} {}
+};
+
+/// Asks for what earlier kernels left of the chunk.
+__device__ __forceinline__ void request_chunk(const Scratch& scratch, std::int64_t task, DkDvShared& memory) {
   memory.tokens.init();
   memory.states.init();
-  memory.tokens.request(BulkCopy{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
+  memory.tokens.request(BulkCopy{static_cast<KeptGates*>(&memory.gates), scratch.gates + task, sizeof(KeptGates)},
                         BulkCopy{&memory.solutions, scratch.solutions + task, sizeof(Solutions)},
                         BulkCopy{memory.k, scratch.packed(task, 0), kTileBytes},
                         BulkCopy{memory.q, scratch.q_tiles + task * kChunk * kWidth, kTileBytes},
                         BulkCopy{memory.x, scratch.x_tiles + task * kChunk * kWidth, kTileBytes},
                         BulkCopy{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes});
-  const Place own_place = place_of_task(p, plan, static_cast<unsigned>(task));
-  fetch_rows<kWhole, kTeams>(v, p.v, own_place, sides.values);
-  fetch_rows<kWhole, kTeams>(d_o, out.d_o, own_place, sides.values);
-  const auto solved = SharedScores::saved(scratch.scores + task * kChunk * kChunk);
-  if (tile_thread() >= kTeams * kTileThreads - kLanes) {  // one warp, and not the one that asks for the tiles
-    const float h_norm = or_nothing(scratch.h.norm[task]), u_norm = or_nothing(scratch.u.norm[task]);
-    const float r_down = scratch.r_down[task], g_down = scratch.g_down[task];
-    float inner = 0;
+}
+
+/// The chunk's place and scales, by one warp: not the one that asks for the tiles.
+__device__ __forceinline__ void read_numbers(const Scratch& scratch, std::int64_t task, const Place& place,
+                                             DkDvShared& memory) {
+  if (tile_thread() < kTeams * kTileThreads - kLanes) return;
+  const auto or_nothing = [](float value) { return finite(value) ? value : 0; };
+  const float h_norm = or_nothing(scratch.h.norm[task]), u_norm = or_nothing(scratch.u.norm[task]);
+  const float r_down = scratch.r_down[task], g_down = scratch.g_down[task];
+  float inner = 0;
 #pragma unroll
-    for (int i = tile_thread() % kLanes; i < kPartials; i += kLanes) {
-      const bool symmetric = i / (kPartials / 4) == 1;  // of H's only three quarters are there
-      inner += scratch.r_inner[task * kPartials + i] * u_norm;
-      inner += symmetric ? 0 : scratch.g_inner[task * kPartials + i] * h_norm;
-    }
-    inner = sum_lanes(inner);
-    if (tile_thread() % kLanes == 0) {
-      memory.place = own_place;
-      memory.h_norm = h_norm;
-      memory.r_down = or_nothing(r_down);
-      memory.g_down = or_nothing(g_down);
-      memory.inner = inner;
-      memory.values_lost = !finite(r_down);
-      memory.keys_lost = !finite(r_down) || !finite(g_down);
-    }
+  for (int i = tile_thread() % kLanes; i < kPartials; i += kLanes) {
+    const bool symmetric = i / (kPartials / 4) == 1;  // of H's only three quarters are there
+    inner += scratch.r_inner[task * kPartials + i] * u_norm;
+    inner += symmetric ? 0 : scratch.g_inner[task * kPartials + i] * h_norm;
   }
-  sync();
-  memory.tokens.wait(0);
-  wait_for_copies();
-  const Place& place = memory.place;
-  if (place.len == 0) return;
-  weigh_rows<kTeams, Shape::kType>(v, v, [&](int c) { return inverse_of_power(gates.v_down[c]); });
-  weigh_rows<kTeams, Shape::kType>(d_o, d_o, [&](int c) { return inverse_of_power(gates.o_down[c]); });
+  inner = sum_lanes(inner);
+  if (tile_thread() % kLanes == 0) {
+    memory.place = place;
+    memory.h_norm = h_norm;
+    memory.r_down = or_nothing(r_down);
+    memory.g_down = or_nothing(g_down);
+    memory.inner = inner;
+    memory.values_lost = !finite(r_down);
+    memory.keys_lost = !finite(r_down) || !finite(g_down);
+  }
+}
+
+/// v and do as float16 tiles, times the inverse of what their rows are to be multiplied by; rows that are not finite 0.
+template <DType kType>
+__device__ __forceinline__ void settle_values(const Tile& v, const Tile& d_o, DkDvShared& memory) {
+  const TokenGates& gates = memory.gates;
+  const Solutions& solutions = memory.solutions;
+  weigh_rows<kTeams, kType>(v, v, [&](int c) { return inverse_of_power(gates.v_down[c]); });
+  weigh_rows<kTeams, kType>(d_o, d_o, [&](int c) { return inverse_of_power(gates.o_down[c]); });
   if (solutions.any_bad) {
     sweep_units<kTeams>([&](int c, int) { return solutions.bad[c]; },
                         [&](int c, int u, int bad) {
@@ -212,92 +224,76 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
                           if (bad & kBadOutput) d_o.put(c, u, Unit{});
                         });
   }
-  publish();
-  bound_rows(memory, scale);
-  gates.lose_before(kBadKey | kBadQuery | kBadOutput, memory.values_lost);  // for dv
+}
 
-  // (v_j·do_c) q_c needs no solution.
-  SharedScores values, queries, answered;
-  values.queue<Major::k>(v, d_o);
-  queries.queue<Major::k>(k, q);
-  SharedScores::finish(values, queries);
-  {
-    const auto v_down = SharedScores::of_rows(gates.v_down), up = SharedScores::of_rows(memory.up_k);
-    const SharedFading fading(gates);
-    SharedScores::put({left}, [&](const At& at, int i, Pair(&to)[1]) {
-      const Pair m = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at);
-      values[i] *= v_down.x[at.r] * of_o.x;
-      values[i + 1] *= v_down.x[at.r] * of_o.y;
-      to[0] = {values[i] * m.x * (of_q.x * up.x[at.r]), values[i + 1] * m.y * (of_q.y * up.x[at.r])};
-    });
-  }
-  publish();
-  sync();
-  SharedWide sum, d_v, part;
-  sum.queue<Major::mn, false, kChunk>(left, q);
-  answered.queue<Major::k>(k, y);
-  SharedWide::finish(sum, answered);
-  sync();
-  // k_j·m_c, which dv takes. Pairs of tokens: (v_j·do_c)(k_j·m_c) − (k_j·x_c)(k_j·y_c), M in them. What x_c and ŷ_c are
-  // weighted with in dk.
-  {
-    const auto k_down = SharedScores::of_rows(gates.k_down), up = SharedScores::of_rows(memory.up_k),
-               up_v = SharedScores::of_rows(memory.up_v);
-    const SharedFading fading(gates);
-    SharedScores::put({left, left_x, left_y}, [&](const At& at, int i, Pair(&to)[3]) {
-      const Pair fade = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at),
-                 of_x = columns(memory.of_x, at), of_y = columns(solutions.y_down, at);
-      const float key = k_down.x[at.r], unit = up.x[at.r], unit_v = key * up_v.x[at.r];
-      const Pair along_x = solved.pair(i);
-      const auto weigh = [&](int e, float m, float by_o, float by_q, float by_x, float by_y, float& of_v, float& of_kx,
-                             float& of_ky) {
-        const float of_solved = by_x * (e == 0 ? along_x.x : along_x.y), mixed = by_q * queries[i + e] + of_solved;
-        const float read = values[i + e], of_answer = key * (by_y * answered[i + e]);
-        queries[i + e] = key * m * (mixed * read - of_solved * of_answer);
-        of_v = mixed * m * (by_o * unit_v);
-        of_kx = (read - of_answer) * (m * by_x * unit);
-        of_ky = of_solved * (-m * by_y * (key * unit));
-      };
-      weigh(0, fade.x, of_o.x, of_q.x, of_x.x, of_y.x, to[0].x, to[1].x, to[2].x);
-      weigh(1, fade.y, of_o.y, of_q.y, of_x.y, of_y.y, to[0].y, to[1].y, to[2].y);
-    });
-  }
-  publish();
-  sync();
-  SharedScores products;
-  d_v.queue<Major::mn, false, kChunk>(left, d_o);
-  sum.queue<Major::mn, true, kChunk>(left_x, x);
-  sum.queue<Major::mn, true, kChunk>(left_y, y);
-  SharedWide::finish(d_v, sum);
-  sync();
-  memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kTileBytes});
-  products.multiply<Major::k>(k, k);
-  // The nested term between tokens; for its share of the pairs Σ_i (k_i·k_j)² M_ic β_i.
-  {
-    const auto row_down = SharedScores::of_rows(gates.k_down), row_weight = SharedScores::of_rows(solutions.reach),
-               up = SharedScores::of_rows(memory.up_k), up_squares = SharedScores::of_rows(memory.up_s);
-    const SharedFading fading(gates);
-    SharedScores::put({left, squares, fadings}, [&](const At& at, int i, Pair(&to)[3]) {
-      const Pair fade = fading.between(at), beta = columns(gates.beta, at), down = columns(gates.k_down, at),
-                 column_weight = columns(solutions.reach, at);
-      const float row = row_down.x[at.r] * up.x[at.r];
-      const auto weigh = [&](int e, float m, float written, float weight, float& of_k, float& square, float& faded) {
-        const float score = products[i + e];
-        of_k = -score * (m * (at.row > at.column + e ? row_weight.x[at.r] : weight)) * (written * row);
-        square = m == 0 ? 0 : score * score * (written * up_squares.x[at.r]);
-        faded = at.row >= at.column + e ? m : 0;
-      };
-      weigh(0, fade.x, beta.x * down.x * down.x, column_weight.x, to[0].x, to[1].x, to[2].x);
-      weigh(1, fade.y, beta.y * down.y * down.y, column_weight.y, to[0].y, to[1].y, to[2].y);
-    });
-  }
-  publish();
-  sync();
-  products.queue<Major::k, false, kChunk>(squares, fadings);
-  sum.queue<Major::mn, true, kChunk>(left, k);
-  SharedWide::finish(products, sum);
-  sync();
-  memory.tokens.request(BulkCopy{state.data + kSecondHalf, scratch.r.tile(task) + kSecondHalf, kTileBytes});
+/// What q_c is weighted with in dk_j: v_j·do_c, of which `values` becomes the whole.
+__device__ __forceinline__ void weigh_queries(const Tile& left, SharedScores& values, DkDvShared& memory) {
+  const TokenGates& gates = memory.gates;
+  const auto v_down = SharedScores::of_rows(gates.v_down), up = SharedScores::of_rows(memory.up_k);
+  const SharedFading fading(gates);
+  SharedScores::put({left}, [&](const At& at, int i, Pair(&to)[1]) {
+    const Pair m = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at);
+    values[i] *= v_down.x[at.r] * of_o.x;
+    values[i + 1] *= v_down.x[at.r] * of_o.y;
+    to[0] = {values[i] * m.x * (of_q.x * up.x[at.r]), values[i + 1] * m.y * (of_q.y * up.x[at.r])};
+  });
+}
+
+/// k_j·m_c, which dv takes. Pairs of tokens, in `queries`: (v_j·do_c)(k_j·m_c) − (k_j·x_c)(k_j·y_c), M in them. What
+/// x_c and ŷ_c are weighted with in dk.
+__device__ __forceinline__ void weigh_solutions(const DkDvTiles& tiles, SharedScores& values, SharedScores& queries,
+                                                SharedScores& answered, const SharedScores::Saved& solved,
+                                                DkDvShared& memory) {
+  const TokenGates& gates = memory.gates;
+  const Solutions& solutions = memory.solutions;
+  const auto k_down = SharedScores::of_rows(gates.k_down), up = SharedScores::of_rows(memory.up_k),
+             up_v = SharedScores::of_rows(memory.up_v);
+  const SharedFading fading(gates);
+  SharedScores::put({tiles.left, tiles.left_x, tiles.left_y}, [&](const At& at, int i, Pair(&to)[3]) {
+    const Pair fade = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at),
+               of_x = columns(memory.of_x, at), of_y = columns(solutions.y_down, at);
+    const float key = k_down.x[at.r], unit = up.x[at.r], unit_v = key * up_v.x[at.r];
+    const Pair along_x = solved.pair(i);
+    const auto weigh = [&](int e, float m, float by_o, float by_q, float by_x, float by_y, float& of_v, float& of_kx,
+                           float& of_ky) {
+      const float of_solved = by_x * (e == 0 ? along_x.x : along_x.y), mixed = by_q * queries[i + e] + of_solved;
+      const float read = values[i + e], of_answer = key * (by_y * answered[i + e]);
+      queries[i + e] = key * m * (mixed * read - of_solved * of_answer);
+      of_v = mixed * m * (by_o * unit_v);
+      of_kx = (read - of_answer) * (m * by_x * unit);
+      of_ky = of_solved * (-m * by_y * (key * unit));
+    };
+    weigh(0, fade.x, of_o.x, of_q.x, of_x.x, of_y.x, to[0].x, to[1].x, to[2].x);
+    weigh(1, fade.y, of_o.y, of_q.y, of_x.y, of_y.y, to[0].y, to[1].y, to[2].y);
+  });
+}
+
+/// The nested term between tokens; for its share of the pairs Σ_i (k_i·k_j)² M_ic β_i.
+__device__ __forceinline__ void weigh_keys(const DkDvTiles& tiles, SharedScores& products, DkDvShared& memory) {
+  const TokenGates& gates = memory.gates;
+  const Solutions& solutions = memory.solutions;
+  const auto row_down = SharedScores::of_rows(gates.k_down), row_weight = SharedScores::of_rows(solutions.reach),
+             up = SharedScores::of_rows(memory.up_k), up_squares = SharedScores::of_rows(memory.up_s);
+  const SharedFading fading(gates);
+  SharedScores::put({tiles.left, tiles.squares, tiles.fadings}, [&](const At& at, int i, Pair(&to)[3]) {
+    const Pair fade = fading.between(at), beta = columns(gates.beta, at), down = columns(gates.k_down, at),
+               column_weight = columns(solutions.reach, at);
+    const float row = row_down.x[at.r] * up.x[at.r];
+    const auto weigh = [&](int e, float m, float written, float weight, float& of_k, float& square, float& faded) {
+      const float score = products[i + e];
+      of_k = -score * (m * (at.row > at.column + e ? row_weight.x[at.r] : weight)) * (written * row);
+      square = m == 0 ? 0 : score * score * (written * up_squares.x[at.r]);
+      faded = at.row >= at.column + e ? m : 0;
+    };
+    weigh(0, fade.x, beta.x * down.x * down.x, column_weight.x, to[0].x, to[1].x, to[2].x);
+    weigh(1, fade.y, beta.y * down.y * down.y, column_weight.y, to[0].y, to[1].y, to[2].y);
+  });
+}
+
+/// P less its nested part, of which `products` is one factor; its sums over rows and columns.
+__device__ __forceinline__ void sum_scores(SharedScores& queries, const SharedScores& products, DkDvShared& memory) {
+  TokenGates& gates = memory.gates;
+  const Solutions& solutions = memory.solutions;
   {
     const auto row_down = SharedScores::of_rows(gates.k_down), up_squares = SharedScores::of_rows(memory.up_s);
     const SharedFading fading(gates);
@@ -321,68 +317,54 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   decayed_sums<true, 1>(
       gates.reach, [&](int c) { return solutions.weight[c] * gates.zeta[c]; },
       [&](int j, float total) { memory.still_read()[j] = total; });
+}
 
-  // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
-  const auto add_state = [&](SharedWide& to, const float* rows, const float* updates, const float* up, float by) {
-    const auto row = SharedWide::of_rows(rows), fade = SharedWide::of_rows(updates), unit = SharedWide::of_rows(up);
-    float factor[sizeof(row.x) / sizeof(float)];
+/// to += by · fades ⊙ rows ⊙ up ⊙ part, row by row.
+__device__ __forceinline__ void add_state(SharedWide& to, const SharedWide& part, const float* rows, const float* fades,
+                                          const float* up, float by) {
+  const auto row = SharedWide::of_rows(rows), fade = SharedWide::of_rows(fades), unit = SharedWide::of_rows(up);
+  float factor[sizeof(row.x) / sizeof(float)];
 #pragma unroll
-    for (int r = 0; r < static_cast<int>(sizeof(row.x) / sizeof(float)); ++r) {
-      factor[r] = by * fade.x[r] * row.x[r] * unit.x[r];
-    }
-    add_rows(to, part, factor);
-  };
-  memory.states.wait(0);
-  memory.tokens.wait(1);
-  part.multiply<Major::k>(v, state);
-  part.row_sums_with(k, memory.values_arriving);
-  add_state(sum, gates.v_down, gates.end, memory.up_k, memory.r_down);
-  part.multiply<Major::mn>(k, state);
-  add_state(d_v, gates.k_down, gates.end, memory.up_v, memory.r_down);
-  sync();
-  const auto request_symmetric = [&](const Tile& to, const std::uint16_t* from) {
-    memory.states.request(BulkCopy{to.data, from, kStateBytes / 4},
-                          BulkCopy{to.data + kSecondHalf, from + kSecondHalf, kStateBytes / 2});
-  };
-  request_symmetric(state, scratch.h.tile(task));
-  {
-    const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
-               up = SharedWide::of_rows(memory.up_v);
-    d_v.each([&](const At& at, float& a, float& b) {
-      const float by = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
-      a = a * by + lost;
-      b = b * by + lost;
-    });
-    write_rows<Shape>(d_v, out.d_v, place, sides.values);
+  for (int r = 0; r < static_cast<int>(sizeof(row.x) / sizeof(float)); ++r) {
+    factor[r] = by * fade.x[r] * row.x[r] * unit.x[r];
   }
-  // With the state before the chunk.
-  memory.states.wait(1);
-  part.multiply_symmetric(x, state);
-  part.row_sums_with(y, memory.state_solved);
-  sync();
-  request_symmetric(last_state, scratch.g.tile(task));
-  part.multiply_symmetric(k, state);
-  part.row_sums_with(k, memory.key_inner);
-  each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
-  add_state(sum, gates.k_down, solutions.reach, memory.up_k, -memory.h_norm);
-  gates.lose_before(~0, memory.keys_lost);
-  // What arrives: Ḡ' k_j.
-  memory.states.wait(0);
-  part.multiply_symmetric(k, last_state);
-  part.row_sums_with(k, memory.arriving);
-  {
-    const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
-               end = SharedWide::of_rows(gates.end), k_down = SharedWide::of_rows(gates.k_down),
-               up = SharedWide::of_rows(memory.up_k);
-    sum.each_with(part, [&](const At& at, float& a, float& b, float state_a, float state_b) {
-      const float own = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
-      const float fade = beta.x[at.r] * end.x[at.r] * k_down.x[at.r] * (2 * memory.g_down);
-      a = own * a + fade * state_a + lost;
-      b = own * b + fade * state_b + lost;
-    });
-    write_rows<Shape>(sum, out.d_k, place, sides.dim);
-  }
-  sync();
+  add_rows(to, part, factor);
+}
+
+template <typename Shape>
+__device__ __forceinline__ void write_dv(SharedWide& d_v, const View& view, int columns, DkDvShared& memory) {
+  const TokenGates& gates = memory.gates;
+  const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
+             up = SharedWide::of_rows(memory.up_v);
+  d_v.each([&](const At& at, float& a, float& b) {
+    const float by = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
+    a = a * by + lost;
+    b = b * by + lost;
+  });
+  write_rows<Shape>(d_v, view, memory.place, columns);
+}
+
+/// With Ḡ' k_j, which `part` is.
+template <typename Shape>
+__device__ __forceinline__ void write_dk(SharedWide& sum, const SharedWide& part, const View& view, int columns,
+                                         DkDvShared& memory) {
+  const TokenGates& gates = memory.gates;
+  const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
+             end = SharedWide::of_rows(gates.end), k_down = SharedWide::of_rows(gates.k_down),
+             up = SharedWide::of_rows(memory.up_k);
+  sum.each_with(part, [&](const At& at, float& a, float& b, float state_a, float state_b) {
+    const float own = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
+    const float fade = beta.x[at.r] * end.x[at.r] * k_down.x[at.r] * (2 * memory.g_down);
+    a = own * a + fade * state_a + lost;
+    b = own * b + fade * state_b + lost;
+  });
+  write_rows<Shape>(sum, view, memory.place, columns);
+}
+
+/// Sums over rows of tiles become what they are of numbers.
+__device__ __forceinline__ void scale_sums(DkDvShared& memory) {
+  const TokenGates& gates = memory.gates;
+  const Solutions& solutions = memory.solutions;
   each_of(kChunk, [&](int c) {
     const float key = gates.k_down[c];
     memory.key_inner[c] *= key * key;
@@ -390,6 +372,104 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
     memory.values_arriving[c] *= key * gates.v_down[c] * memory.r_down;
     memory.state_solved[c] *= solutions.x_down[c] * solutions.y_down[c];
   });
+}
+
+__device__ __forceinline__ void request_symmetric(BulkBarrier& states, const Tile& to, const std::uint16_t* from) {
+  states.request(BulkCopy{to.data, from, kStateBytes / 4},
+                 BulkCopy{to.data + kSecondHalf, from + kSecondHalf, kStateBytes / 2});
+}
+
+template <typename Shape>
+__global__ void __launch_bounds__(kTeams* kTileThreads, 2)
+    bwd_dkdv(const __grid_constant__ Problem p, const __grid_constant__ Gradients out, Plan plan,
+             const __grid_constant__ Scratch scratch) {
+  constexpr bool kWhole = Shape::kWhole;
+  const std::int64_t task = block();
+  auto& memory = *reinterpret_cast<DkDvShared*>(tile_memory());
+  const Sides<kWhole> sides(p);
+  TokenGates& gates = memory.gates;
+  const DkDvTiles tiles(memory);
+  const auto& [k, v, d_o, q, x, y, state, last_state, left, left_x, left_y, squares, fadings] = tiles;
+  const float scale = static_cast<float>(p.options.scale);
+
+  request_chunk(scratch, task, memory);
+  const Place own_place = place_of_task(p, plan, static_cast<unsigned>(task));
+  fetch_rows<kWhole, kTeams>(v, p.v, own_place, sides.values);
+  fetch_rows<kWhole, kTeams>(d_o, out.d_o, own_place, sides.values);
+  const auto solved = SharedScores::saved(scratch.scores + task * kChunk * kChunk);
+  read_numbers(scratch, task, own_place, memory);
+  sync();
+  memory.tokens.wait(0);
+  wait_for_copies();
+  if (memory.place.len == 0) return;
+  settle_values<Shape::kType>(v, d_o, memory);
+  publish();
+  bound_rows(memory, scale);
+  gates.lose_before(kBadKey | kBadQuery | kBadOutput, memory.values_lost);  // for dv
+
+  // (v_j·do_c) q_c needs no solution.
+  SharedScores values, queries, answered;
+  values.queue<Major::k>(v, d_o);
+  queries.queue<Major::k>(k, q);
+  SharedScores::finish(values, queries);
+  weigh_queries(left, values, memory);
+  publish();
+  sync();
+  SharedWide sum, d_v, part;
+  sum.queue<Major::mn, false, kChunk>(left, q);
+  answered.queue<Major::k>(k, y);
+  SharedWide::finish(sum, answered);
+  sync();
+  weigh_solutions(tiles, values, queries, answered, solved, memory);
+  publish();
+  sync();
+  SharedScores products;
+  d_v.queue<Major::mn, false, kChunk>(left, d_o);
+  sum.queue<Major::mn, true, kChunk>(left_x, x);
+  sum.queue<Major::mn, true, kChunk>(left_y, y);
+  SharedWide::finish(d_v, sum);
+  sync();
+  memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kTileBytes});
+  products.multiply<Major::k>(k, k);
+  weigh_keys(tiles, products, memory);
+  publish();
+  sync();
+  products.queue<Major::k, false, kChunk>(squares, fadings);
+  sum.queue<Major::mn, true, kChunk>(left, k);
+  SharedWide::finish(products, sum);
+  sync();
+  memory.tokens.request(BulkCopy{state.data + kSecondHalf, scratch.r.tile(task) + kSecondHalf, kTileBytes});
+  sum_scores(queries, products, memory);
+
+  // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
+  memory.states.wait(0);
+  memory.tokens.wait(1);
+  part.multiply<Major::k>(v, state);
+  part.row_sums_with(k, memory.values_arriving);
+  add_state(sum, part, gates.v_down, gates.end, memory.up_k, memory.r_down);
+  part.multiply<Major::mn>(k, state);
+  add_state(d_v, part, gates.k_down, gates.end, memory.up_v, memory.r_down);
+  sync();
+  request_symmetric(memory.states, state, scratch.h.tile(task));
+  write_dv<Shape>(d_v, out.d_v, sides.values, memory);
+  // With the state before the chunk.
+  memory.states.wait(1);
+  part.multiply_symmetric(x, state);
+  part.row_sums_with(y, memory.state_solved);
+  sync();
+  request_symmetric(memory.states, last_state, scratch.g.tile(task));
+  part.multiply_symmetric(k, state);
+  part.row_sums_with(k, memory.key_inner);
+  each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
+  add_state(sum, part, gates.k_down, memory.solutions.reach, memory.up_k, -memory.h_norm);
+  gates.lose_before(~0, memory.keys_lost);
+  // What arrives: Ḡ' k_j.
+  memory.states.wait(0);
+  part.multiply_symmetric(k, last_state);
+  part.row_sums_with(k, memory.arriving);
+  write_dk<Shape>(sum, part, out.d_k, sides.dim, memory);
+  sync();
+  scale_sums(memory);
   sum_pairs(out, memory, scale);
 }
 

@@ -11,7 +11,7 @@ struct DqShared {
   std::uint16_t x[kTileBytes / 2];
   std::uint16_t y[kTileBytes / 2];     // then, together with
   std::uint16_t x_lo[kTileBytes / 2];  // this one, q before and then weighted keys, the own part of the gradient of H_0
-  Gates gates;
+  TokenGates gates;
   BulkBarrier arrival;
   Solutions solutions;
   alignas(8) float of_y[kChunk], of_k[kChunk];
@@ -25,7 +25,7 @@ template <typename Shape, bool kWide>
 __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients& out, const Scratch& scratch,
                                                const Place& place, DqShared& memory, SharedWide& x, SharedWide& udo) {
   constexpr bool kWhole = Shape::kWhole;
-  Gates& gates = memory.gates;
+  TokenGates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
   const Tile x_tile{memory.x, kChunk}, x_lo{memory.x_lo, kChunk}, y_tile{memory.y, kChunk}, q{memory.x_lo, kChunk};
   const float scale = static_cast<float>(p.options.scale);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
               const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch scratch) {
   const std::int64_t task = block();
   auto& memory = *reinterpret_cast<DqShared*>(tile_memory());
-  Gates& gates = memory.gates;
+  TokenGates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
   const Tile k{memory.k, kChunk}, x{memory.x, kChunk}, weighted{memory.x_lo, kChunk}, y{memory.y, kChunk};
   const Tile x_lo = weighted, own_state{memory.y, kWidth};

@@ -13,7 +13,7 @@
 //   (v_j·do_c) − (k_j·ŷ_c) in dk; dβ is a sum over pairs of tokens, not k·dk; and k_j·x_c has x in two parts.
 // - dg is the sum over pairs without cancellation of that page, Σ_{j<t} Σ_{c≥t} P_jc, as running sums of P's rows minus
 //   its columns since the last γ = 0: the same float32 numbers enter both.
-// - Rows that are not finite are read as 0; see Gates.
+// - Rows that are not finite are read as 0; see TokenGates.
 #pragma once
 
 #include "kernels/cuda/hopper/bwd_carry.cuh"

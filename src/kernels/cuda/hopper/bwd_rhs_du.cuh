@@ -14,7 +14,7 @@ struct RhsShared {
   std::uint16_t d_o[kTileBytes / 2];
   std::uint16_t k[kTileBytes / 2];
   std::uint16_t q[kTileBytes / 2];  // these then 64 rows of U_0 each, and together the gradient of U_0
-  Gates gates;
+  TokenGates gates;
   BulkBarrier arrival, arrival_rest;
   alignas(8) float m_down[kChunk], weight[kChunk], weight_rest[kChunk];
   // Of the solve, logarithms to base 2: m_cj = 2^(row_c + column_j) for from_c ≤ j ≤ c.
@@ -27,7 +27,7 @@ struct RhsShared {
 
 /// The tile of ζ_c s m_c, in place of the values, from x and the tile of queries.
 __device__ __forceinline__ void mix(Wide& x, float scale, RhsShared& memory) {
-  Gates& gates = memory.gates;
+  TokenGates& gates = memory.gates;
   {
     const auto of_q =
         Wide::per_row([&](int c) { return scale * gates.zeta[c] * (1 - gates.alpha[c]) * gates.q_down[c]; });
@@ -49,10 +49,10 @@ __device__ __forceinline__ void mix(Wide& x, float scale, RhsShared& memory) {
 template <typename Shape>
 __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch& scratch, std::int64_t task, float eta,
                                               float trace, RhsShared& memory) {
-  Gates& gates = memory.gates;
+  TokenGates& gates = memory.gates;
   const SolveNumbers& solve = scratch.solve;
   SystemRows& rows = scratch.rows(task);
-  const float log_eta = eta > 0 ? log2f(eta) : kNothing, log_pace = log2f(solve.pace);
+  const float log_eta = eta > 0 ? log2f(eta) : kLog2Zero, log_pace = log2f(solve.pace);
   Scores squares;
   squares.multiply<Major::k>({memory.k, kChunk}, {memory.k, kChunk});
   squares.each([&](const At& at, float a, float b) {
@@ -69,17 +69,17 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
       if (gates.forgets[i]) forgotten = true, from = i, before = gates.sums[i];
     }
     const auto since = static_cast<float>(gates.sums[c] - before);
-    const bool lost = gates.poison[c] != 0, live = c < place.len && !lost && memory.log_norm[c] > kVanished;
-    const float row = live ? since - memory.log_norm[c] + log_pace : kNothing;
-    const float column = gates.beta[c] > 0 ? log2f(gates.beta[c]) + 2 * log2f(gates.k_down[c]) - since : kNothing;
+    const bool lost = gates.poison[c] != 0, live = c < place.len && !lost && memory.log_norm[c] > kVanishedLog2;
+    const float row = live ? since - memory.log_norm[c] + log_pace : kLog2Zero;
+    const float column = gates.beta[c] > 0 ? log2f(gates.beta[c]) + 2 * log2f(gates.k_down[c]) - since : kLog2Zero;
     // Below 1e-12 the state is nothing beside what the chunk itself has written.
     const float left = live && !forgotten ? power_of_two(gates.reach[c] + log_eta - memory.log_norm[c]) : 0;
     memory.row[c] = row;
     memory.column[c] = column;
     memory.from[c] = rows.from[c] = from;
     memory.spread[c] = left * (eta > 0 ? trace / eta : 0);
-    rows.row[c] = row * kLog2;
-    rows.column[c] = column * kLog2;
+    rows.row[c] = row * static_cast<float>(kLn2);
+    rows.column[c] = column * static_cast<float>(kLn2);
     rows.t[c] = solve.pace * max(left, 1e-12f);
     rows.factor[c] = live ? gates.sigma[c] : lost ? bits_to_float(0x7fc00000u) : 0;
     if (c == 0) rows.chunk = {place.batch, place.begin, place.len};
@@ -99,12 +99,10 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
   squares.row_sums(memory.weight,
                    [&](const At& at, float a, float b) { return a * square.x[at.c] + b * square.x[at.c + 1]; });
   sync();
-  // As `chunk_system` does: asked of every fourth token.
   each_of(place.len, [&](int c) {
-    const bool asked = ((c + 1) * 16 + place.len - 1) / place.len * place.len / 16 == c + 1;
     const float spread = memory.weight[c] / solve.pace + memory.spread[c];
-    if (memory.row[c] == kNothing) return;
-    if (asked && !(spread >= solve.least_spread)) raise(&memory.refined);
+    if (memory.row[c] == kLog2Zero) return;
+    if (is_asked(c, place.len) && !(spread >= solve.least_spread)) raise(&memory.refined);
     int first = 0;
     while (first < solve.reaches && !(spread >= solve.spread[first])) ++first;
     if (first > 0) raise(&memory.lacks[first - 1]);
@@ -114,6 +112,98 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
   while (first > 0 && memory.lacks[first - 1] == 0) --first;
   rows.refined = memory.refined;
   rows.schedule = first < solve.reaches ? kFirstReach + first : 0;
+}
+
+/// M_jc β_j (v_j·do_c), of which the keys make U_c do_c, as a left operand.
+__device__ __forceinline__ Left<true> weigh_values(const Tile& d_o, const Tile& v, const TokenGates& gates) {
+  Scores read;
+  read.multiply<Major::k>(d_o, v);
+  const Fading fading(gates);
+  const auto o_down = Scores::of_rows(gates.o_down);
+  const auto beta = Scores::of_columns(gates.beta), v_down = Scores::of_columns(gates.v_down),
+             k_down = Scores::of_columns(gates.k_down);
+  return read.as_left<true>([&](const At& at, float a, float b) -> Pair {
+    const auto by = [&](int e) {
+      return fading.to_row(at, e) * o_down.x[at.r] * (beta.x[at.c + e] * v_down.x[at.c + e] * k_down.x[at.c + e]);
+    };
+    return {a * by(0), b * by(1)};
+  });
+}
+
+/// Adds what do_c reads of U_0, half of its rows at a time, as they arrive.
+__device__ __forceinline__ void add_state(Scores (&udo)[2], const Left<true>& left, float u_norm, RhsShared& memory) {
+  const TokenGates& gates = memory.gates;
+  const Tile d_o{memory.d_o, kChunk}, q{memory.q, kChunk}, k{memory.k, kChunk};
+  const auto o_down = Scores::of_rows(gates.o_down), zeta = Scores::of_rows(gates.zeta);
+  const auto lost = Scores::per_row(
+      [&](int row) { return gates.poison[row] + (gates.bad[row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0); });
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    (half == 0 ? memory.arrival : memory.arrival_rest).wait(0);
+    Scores read;
+    read.multiply<Major::k>(d_o, half == 0 ? q : k);
+    read.row_sums_with(Tile{memory.v + half * kChunk * 64, kChunk}, half == 0 ? memory.weight : memory.weight_rest);
+    udo[half].each_with(read, [&](const At& at, float& a, float& b, float read_a, float read_b) {
+      const float by = o_down.x[at.r] * u_norm * zeta.x[at.r], factor = left.factor[at.r];
+      a = read_a * by + (a * factor + lost.x[at.r]);
+      b = read_b * by + (b * factor + lost.x[at.r]);
+    });
+  }
+}
+
+/// U_c do_c in float32, of refined chunks.
+template <typename Shape>
+__device__ __forceinline__ void leave_float32(Scores (&udo)[2], const Problem& p, const Place& place,
+                                              const Scratch& scratch) {
+  const Sides<Shape::kWhole> sides(p);
+  const Field<float> rows = place.field(p, scratch.udo, sides.dim);
+  for (int half = 0; half < 2; ++half) {
+    udo[half].each([&](const At& at, float a, float b) {
+      const int column = at.column + 64 * half;
+      if (at.row >= place.len || !(Shape::kWhole || column < sides.dim)) return;
+      *reinterpret_cast<Pair*>(rows.at(at.row, column)) = {a, b};
+    });
+  }
+}
+
+/// The right-hand side as the solve takes it: rows scaled by powers of two so that float16 holds the iterates.
+__device__ __forceinline__ void leave_rhs(Scores (&udo)[2], const Scratch& scratch, std::int64_t task, bool wide,
+                                          TokenGates& gates) {
+  auto tops = udo[0].tops();
+  const auto others = udo[1].tops();
+  for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) {
+    tops.x[r] = scale_of(float_to_bits(max(tops.x[r], others.x[r]))).up * scratch.solve.headroom;
+  }
+  udo[0].each_row([&](int row, int r) {
+    scratch.rows(task).unscale[row] = 1 / tops.x[r];
+    gates.udo_down[row] = wide ? 1 : 1 / tops.x[r];
+  });
+  for (int half = 0; half < 2; ++half) {
+    udo[half].keep(scratch.packed(task, SystemLayout<kWidth>::kRhs), half, [&](const At& at) { return tops.x[at.r]; });
+  }
+}
+
+/// The chunk's own part of the gradient of U_0, and the gates for the kernels that follow.
+__device__ __forceinline__ void leave_du(const Scratch& scratch, std::int64_t task, float u_norm, bool wide,
+                                         RhsShared& memory) {
+  TokenGates& gates = memory.gates;
+  const Tile m{memory.v, kChunk}, d_o{memory.d_o, kChunk}, own_state{memory.k, kWidth};
+  each_of(kChunk, [&](int c) {
+    const float down = memory.m_down[c] * gates.o_down[c];
+    gates.state_read[c] = (memory.weight[c] + memory.weight_rest[c]) * down * u_norm;
+    memory.weight[c] = down;
+  });
+  if (tile_thread() == 0) gates.wide = wide;
+  sync();
+  keep(scratch.gates[task], static_cast<const KeptGates&>(gates));
+  float* weights[] = {memory.weight};
+  const float down = normalise(weights);
+  weigh_rows(m, m, [&](int c) { return memory.weight[c]; });
+  publish();
+  sync();
+  Square own;
+  own.outer<false>(m, d_o);
+  send_state<false>(own, down, own_state, scratch.r, task, gates.spoils_start(kBadKey | kBadQuery | kBadOutput), gates);
 }
 
 template <typename Shape>
@@ -129,9 +219,8 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   }
   auto& memory = *reinterpret_cast<RhsShared*>(tile_memory());
   const Sides<kWhole> sides(p);
-  Gates& gates = memory.gates;
+  TokenGates& gates = memory.gates;
   const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
-  const Tile &m = v, own_state{memory.k, kWidth};
 
   // Asked for early, needed late.
   const float h_given = scratch.h.norm[task], u_given = scratch.u.norm[task];
@@ -161,20 +250,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   {
     Wide x;
     read_tokens<kWhole>(x, p, place, static_cast<const float*>(saved.x));
-    {
-      Scores read;
-      read.multiply<Major::k>(d_o, v);
-      const Fading fading(gates);
-      const auto o_down = Scores::of_rows(gates.o_down);
-      const auto beta = Scores::of_columns(gates.beta), v_down = Scores::of_columns(gates.v_down),
-                 k_down = Scores::of_columns(gates.k_down);
-      left = read.as_left<true>([&](const At& at, float a, float b) -> Pair {
-        const auto by = [&](int e) {
-          return fading.to_row(at, e) * o_down.x[at.r] * (beta.x[at.c + e] * v_down.x[at.c + e] * k_down.x[at.c + e]);
-        };
-        return {a * by(0), b * by(1)};
-      });
-    }
+    left = weigh_values(d_o, v, gates);
     wait_until_sent();
     sync();
     mix(x, static_cast<float>(p.options.scale), memory);
@@ -188,70 +264,14 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   request_state(memory.arrival, memory.q, 0);
   Scores udo[2];
   const bool wide = scratch.solve.float32 || memory.refined;
-  {
-    for (int half = 0; half < 2; ++half) udo[half].multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
-    sync();
-    request_state(memory.arrival_rest, memory.k, 1);
-    const auto o_down = Scores::of_rows(gates.o_down), zeta = Scores::of_rows(gates.zeta);
-    const auto lost = Scores::per_row(
-        [&](int row) { return gates.poison[row] + (gates.bad[row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0); });
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      (half == 0 ? memory.arrival : memory.arrival_rest).wait(0);
-      Scores read;
-      read.multiply<Major::k>(d_o, half == 0 ? q : k);
-      read.row_sums_with(Tile{memory.v + half * kChunk * 64, kChunk}, half == 0 ? memory.weight : memory.weight_rest);
-      udo[half].each_with(read, [&](const At& at, float& a, float& b, float read_a, float read_b) {
-        const float by = o_down.x[at.r] * u_norm * zeta.x[at.r], factor = left.factor[at.r];
-        a = read_a * by + (a * factor + lost.x[at.r]);
-        b = read_b * by + (b * factor + lost.x[at.r]);
-      });
-    }
-  }
-  if (wide) {
-    const Field<float> rows = place.field(p, scratch.udo, sides.dim);
-    for (int half = 0; half < 2; ++half) {
-      udo[half].each([&](const At& at, float a, float b) {
-        const int column = at.column + 64 * half;
-        if (at.row >= place.len || !(kWhole || column < sides.dim)) return;
-        *reinterpret_cast<Pair*>(rows.at(at.row, column)) = {a, b};
-      });
-    }
-  }
-  // The right-hand side as the solve takes it: rows scaled by powers of two so that float16 holds the iterates.
-  {
-    auto tops = udo[0].tops();
-    const auto others = udo[1].tops();
-    for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) {
-      tops.x[r] = scale_of(float_to_bits(max(tops.x[r], others.x[r]))).up * scratch.solve.headroom;
-    }
-    udo[0].each_row([&](int row, int r) {
-      scratch.rows(task).unscale[row] = 1 / tops.x[r];
-      gates.udo_down[row] = wide ? 1 : 1 / tops.x[r];
-    });
-    for (int half = 0; half < 2; ++half) {
-      udo[half].keep(scratch.packed(task, SystemLayout<kWidth>::kRhs), half,
-                     [&](const At& at) { return tops.x[at.r]; });
-    }
-  }
+  for (int half = 0; half < 2; ++half) udo[half].multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
   sync();
-  // The chunk's own part of the gradient of U_0.
-  each_of(kChunk, [&](int c) {
-    const float down = memory.m_down[c] * gates.o_down[c];
-    gates.state_read[c] = (memory.weight[c] + memory.weight_rest[c]) * down * u_norm;
-    memory.weight[c] = down;
-  });
-  if (tile_thread() == 0) gates.wide = wide;
+  request_state(memory.arrival_rest, memory.k, 1);
+  add_state(udo, left, u_norm, memory);
+  if (wide) leave_float32<Shape>(udo, p, place, scratch);
+  leave_rhs(udo, scratch, task, wide, gates);
   sync();
-  keep(scratch.gates[task], static_cast<const KeptGates&>(gates));
-  float* weights[] = {memory.weight};
-  const float down = normalise(weights);
-  weigh_rows(m, m, [&](int c) { return memory.weight[c]; });
-  publish();
-  sync();
-  Square own;
-  own.outer<false>(m, d_o);
-  send_state<false>(own, down, own_state, scratch.r, task, gates.spoils_start(kBadKey | kBadQuery | kBadOutput), gates);
+  leave_du(scratch, task, u_norm, wide, memory);
   finish_sending();
 }
 

@@ -150,7 +150,7 @@ struct Fading {
   Scores::OfRows row;
   Scores::OfColumns column;
 
-  __device__ explicit Fading(const Gates& gates)
+  __device__ explicit Fading(const TokenGates& gates)
       : row(Scores::of_rows(gates.reach)), column(Scores::of_columns(gates.reach)) {}
   __device__ __forceinline__ float to_row(const At& at, int e) const {
     return at.column + e > at.row ? 0 : power_of_two(row.x[at.r] - column.x[at.c + e]);
@@ -174,7 +174,7 @@ inline constexpr int kSecondHalf = kStateNumbers / 2;
 /// as a lost one. Barriers inside: before the tile is written, and after it was sent.
 template <bool kSymmetric, typename Product>
 __device__ __forceinline__ void send_state(Product& product, float unit, const Tile& room, const States& to,
-                                           std::int64_t task, bool lost, Gates& gates) {
+                                           std::int64_t task, bool lost, TokenGates& gates) {
   const float largest = bits_to_float(product.largest(reinterpret_cast<std::uint32_t*>(gates.parts))) * unit;
   const std::uint32_t top = float_to_bits(largest);
   const Scale scale = scale_of(top);

@@ -12,17 +12,14 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/hopper/gates.h"
 #include "kernels/cuda/hopper/system.cuh"
 #include "kernels/cuda/hopper/wgmma.cuh"
 #include "kernels/cuda/segments.cuh"
 
 namespace gka::kernels::cuda::hopper {
 
-inline constexpr int kWarpgroup = 128;      // threads of a block
-inline constexpr double kForget = -1e6;     // log γ of γ = 0
-inline constexpr double kForgets = -745.2;  // below this γ is 0 in float64
-inline constexpr double kLogZero = -1e30;   // log 0, with which one can still subtract
-inline constexpr double kVanished = -85;    // log ‖H‖_F below which 1/‖H‖_F leaves float32: nothing is remembered
+inline constexpr int kWarpgroup = 128;  // threads of a block
 
 // ---- The cut ----------------------------------------------------------------------------------------------------
 
@@ -152,10 +149,11 @@ __device__ __forceinline__ float add_quad(float value) {
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-// ---- Gates ------------------------------------------------------------------------------------------------------
+// ---- ChunkGates
+// ------------------------------------------------------------------------------------------------------
 
 /// A chunk's gates, as chunk_gates (states.cuh) leaves them.
-struct alignas(16) Gates {
+struct alignas(16) ChunkGates {
   double g[kChunk];         // Σ_{i≤c} log γ_i
   double log_beta[kChunk];  // kLogZero for 0 and for what is not a number
   // For sums over pairs of tokens, in float32: M_jc = exp(since[c] − since[j]) for from[c] ≤ j ≤ c, else 0.

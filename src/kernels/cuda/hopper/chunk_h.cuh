@@ -31,9 +31,9 @@ struct ChunkStates {
 
 /// What a chunk does to a state, for all chunks: found once.
 struct StateUpdates {
-  float* weight = nullptr;  // [slots, heads, 64]: w_j over `unit`; 0 for a token that is lost itself
-  float2* chunk = nullptr;  // [slots, heads]: ζ_C, NaN if the chunk's end is lost; and the unit
-  Gates* gates = nullptr;   // [slots, heads]; null: not wanted
+  float* weight = nullptr;      // [slots, heads, 64]: w_j over `unit`; 0 for a token that is lost itself
+  float2* chunk = nullptr;      // [slots, heads]: ζ_C, NaN if the chunk's end is lost; and the unit
+  ChunkGates* gates = nullptr;  // [slots, heads]; null: not wanted
 };
 
 /// One of the two states that a block carries.
@@ -94,7 +94,7 @@ static __global__ void __launch_bounds__(kThreads)
     sum[1] += __shfl_sync(0xffffffffu, sum[0], 31);
     const double end = __shfl_sync(0xffffffffu, sum[1], 31);
     if (updates.gates != nullptr) {
-      Gates& gates = updates.gates[task];
+      ChunkGates& gates = updates.gates[task];
       const auto both = [](const unsigned (&words)[2]) {
         return words[0] | static_cast<std::uint64_t>(words[1]) << 32;
       };

@@ -25,11 +25,9 @@ struct SolveCall {
   float* tile_down = nullptr;  // [slots, heads, 64]
 };
 
-inline constexpr double kLog2 = 0.693147180559945309;
-
 /// Per token, in shared memory.
 struct SystemShared {
-  Gates gates;
+  ChunkGates gates;
   alignas(8) float column[kChunk];  // as in SystemRows
   float row[kChunk];
   // Of the norms: the largest log β_j − G_j before a token, or log η; the same as `column` has it; e^{log η − largest}.
@@ -45,7 +43,7 @@ struct SystemShared {
   std::uint64_t arrived[2];  // gates, H
 
   /// Of β for the scaled keys.
-  __device__ double log_beta(int c) const { return gates.log_beta[c] + 2 * exponent[c] * kLog2; }
+  __device__ double log_beta(int c) const { return gates.log_beta[c] + 2 * exponent[c] * kLn2; }
 };
 
 /// A sum of e^{2·top}-sized terms: top and the sum over e^{2·top}.
@@ -160,15 +158,15 @@ __device__ __forceinline__ double find_log_norm(const SystemShared& s, int c, do
 /// e^x for what float32's exponents do not hold.
 __device__ __forceinline__ double exp_of(double x) {
   const double whole = rint(min(max(x, -700.0), 700.0) * 1.44269504088896341);
-  const auto rest = static_cast<float>(x - whole * kLog2);
+  const auto rest = static_cast<float>(x - whole * kLn2);
   return static_cast<double>(expf(rest)) * __hiloint2double((1023 + static_cast<int>(whole)) << 20, 0);
 }
 
 /// Whether tr H / ‖H‖_F < least at the token this thread is asked about, where H_0 has trace `trace`: eight threads
 /// are asked about every fourth token, between which only three keys are written.
 __device__ __forceinline__ bool needs_refining(const SystemShared& s, float trace, int length, float least) {
-  constexpr int kAsked = 16, kParts = kWarpgroup / kAsked;
-  const int c = max((thread() / kParts + 1) * length / kAsked - 1, 0);
+  constexpr int kParts = kWarpgroup / kAsked;
+  const int c = asked_token(thread() / kParts, length);
   const float since = s.gates.since[c];
   float sum = thread() % kParts == 0 ? trace * __expf(static_cast<float>(s.gates.g[c])) : 0;
   for (int j = s.gates.from[c] + thread() % kParts; j <= c; j += kParts) {
@@ -294,10 +292,99 @@ struct ScaledRows {
 template <int D>
 inline constexpr int kSystemBytes = 1024 + kChunk * D * 2 + D * D * 2;
 
+/// What the sums over pairs of tokens are divided by, in logarithms, at token c and (from what is written up to c) at
+/// the one after it.
+__device__ __forceinline__ void set_references(SystemShared& s, int c, double log_eta) {
+  const double up_to = join_up_to(c, [&](int c) { return s.log_beta(c) - s.gates.g[c]; }, larger);
+  const auto set_largest = [&](int c, double is) {
+    s.largest[c] = is;
+    s.reference[c] = static_cast<float>(is + (s.gates.g[c] - static_cast<double>(s.gates.since[c])));
+    s.from_state[c] = expf(static_cast<float>(log_eta - is));
+  };
+  if (c == 0) set_largest(0, log_eta);
+  if (c + 1 < kChunk) set_largest(c + 1, max(up_to, log_eta));
+  s.column[c] = static_cast<float>(s.log_beta(c)) - s.gates.since[c];
+}
+
+/// ‖H_c‖_F of token c, and what of the solve follows from it.
+__device__ __forceinline__ void leave_norm(const Problem& p, const Stretch& chunk, int head, int c, double log_eta,
+                                           std::uint64_t lost, float pace, double* norm, SystemShared& s,
+                                           SystemRows* rows) {
+  const int len = static_cast<int>(chunk.length);
+  const double log_norm = find_log_norm(s, c, log_eta);
+  const bool is_lost = (lost >> c & 1) != 0, live = c < len && !is_lost && log_norm > kVanished;
+  const float row = live ? s.gates.since[c] - static_cast<float>(log_norm) + logf(pace) : static_cast<float>(kLogZero);
+  const float inverse = live ? static_cast<float>(exp_of(-log_norm)) : 0;
+  s.row[c] = rows->row[c] = row;
+  s.inverse_norm[c] = rows->inverse_norm[c] = inverse;
+  // Below 1e-12 the state is nothing beside what the chunk itself has written.
+  const double left = s.gates.g[c] + log_eta - log_norm;
+  const float t = live ? max(expf(static_cast<float>(left)), 1e-12f) : 1e-12f;
+  rows->t[c] = pace * t;
+  s.t[c] = live ? t : -1;
+  rows->factor[c] = live ? 1 : is_lost ? bits_to_float(0x7fc00000u) : 0;
+  if (c < len) {
+    const std::int64_t at = (chunk.batch * p.tokens + chunk.begin + c) * p.heads + head;
+    norm[at] = is_lost ? not_a_number() : log_norm < -700 ? 0 : exp_of(log_norm);
+  }
+}
+
+/// What `solve` and `chunk_o` know of token j besides.
+__device__ __forceinline__ void leave_gates(const Problem& p, const Stretch& chunk, int head, int j, std::uint64_t bad,
+                                            const SystemShared& s, SystemRows* rows) {
+  const int len = static_cast<int>(chunk.length);
+  const float since = s.gates.since[j];
+  const std::int64_t at = offset(p.alpha, chunk.batch, chunk.begin + j, head);
+  rows->alpha[j] = p.alpha.data == nullptr ? 1 : j < len ? read<float>(p.alpha, at) : 0;
+  rows->column[j] = s.column[j];
+  rows->from[j] = s.gates.from[j];
+  rows->since[j] = since;
+  rows->reading[j] = static_cast<float>(s.gates.log_beta[j] + s.exponent[j] * kLn2) - since;
+  rows->zeta[j] = __expf(static_cast<float>(s.gates.g[j]));
+  rows->flags[j] = ((bad >> j & 1) != 0 ? kBadToken : 0) | ((s.gates.forgets >> j & 1) != 0 ? kForgetsAll : 0);
+}
+
+/// The mask, in the order in which the solve's threads hold scores; the lowest tr H/‖H‖_F of a warp's tokens, by which
+/// the schedule is chosen.
+__device__ __forceinline__ void leave_mask(SystemShared& s, float pace, float eta, float trace, uint4* mask) {
+  float own_trace[2] = {0, 0};  // times pace
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    std::uint32_t of_mask[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 m = mask_at(s.row, s.column, s.gates.from, 8 * i + 2 * w);
+      const float2 square = *reinterpret_cast<const float2*>(&s.diagonal[(2 * i + w / 2) * 8 + opaque(own_column())]);
+      own_trace[w % 2] += m.x * square.x + m.y * square.y;
+      of_mask[w] = pack_half(m.x, m.y);
+    }
+    mask[i * kWarpgroup] = {of_mask[0], of_mask[1], of_mask[2], of_mask[3]};
+  }
+  float lowest = kWide;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float t = s.t[own_row() + 8 * i], own = add_quad(own_trace[i]) / pace;
+    const float spread = t * (eta > 0 ? trace / eta : 0) + own;
+    if (t >= 0) lowest = spread >= 0 ? fminf(lowest, spread) : 0;  // NaN too
+  }
+  lowest = bits_to_float(__reduce_min_sync(0xffffffffu, float_to_bits(lowest)));
+  if (lane() == 0) s.spread[thread() / 32] = lowest;
+}
+
+/// The right-hand side, in that order.
+template <int D, DType kType>
+__device__ __forceinline__ void leave_rhs(const ScaledRows<D, kType>& b, SystemRows* rows, uint4* rhs) {
+  if (lane() % 4 == 0) rows->unscale[own_row()] = b.unscale[0], rows->unscale[own_row() + 8] = b.unscale[1];
+#pragma unroll
+  for (int n = 0; n < D / 16; ++n) {
+    rhs[n * kWarpgroup] = {b.words[4 * n], b.words[4 * n + 1], b.words[4 * n + 2], b.words[4 * n + 3]};
+  }
+}
+
 template <int D, DType kType>
 __global__ void __launch_bounds__(kWarpgroup, 4)
-    chunk_system(const __grid_constant__ Problem p, Plan plan, const Gates* gates, ChunkStates states, double* norm,
-                 const __grid_constant__ Schedules schedules, char* systems, bool whole_k, bool q_pairs) {
+    chunk_system(const __grid_constant__ Problem p, Plan plan, const ChunkGates* gates, ChunkStates states,
+                 double* norm, const __grid_constant__ Schedules schedules, char* systems, bool whole_k, bool q_pairs) {
   __shared__ SystemShared s;
   char *const k = aligned_tiles(), *const h = k + kChunk * D * 2;
   const int dim = static_cast<int>(p.key_dim);
@@ -319,7 +406,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     if (c == 0) rows->chunk = chunk;
     if (len <= 0) continue;
     if (c == 0) {
-      bulk_load(&s.gates, gates + task, sizeof(Gates), &s.arrived[0]);
+      bulk_load(&s.gates, gates + task, sizeof(ChunkGates), &s.arrived[0]);
       bulk_load(h, states.tile(task, D), D * D * 2, &s.arrived[1]);
     }
     const float eta = states.norm[task], trace = states.trace[task];
@@ -341,17 +428,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     sync();
     if (c == 0) bulk_store(system, k, kChunk * D * 2);
     const std::uint64_t bad = s.gates.bad | s.bad_keys, lost = lost_tokens(s.gates.forgets, bad, eta != eta);
-    if (c < kChunk) {
-      const double up_to = join_up_to(c, [&](int c) { return s.log_beta(c) - s.gates.g[c]; }, larger);
-      const auto set_largest = [&](int c, double is) {
-        s.largest[c] = is;
-        s.reference[c] = static_cast<float>(is + (s.gates.g[c] - static_cast<double>(s.gates.since[c])));
-        s.from_state[c] = expf(static_cast<float>(log_eta - is));
-      };
-      if (c == 0) set_largest(0, log_eta);
-      if (c + 1 < kChunk) set_largest(c + 1, max(up_to, log_eta));
-      s.column[c] = static_cast<float>(s.log_beta(c)) - s.gates.since[c];
-    }
+    if (c < kChunk) set_references(s, c, log_eta);
     sync();
     multiply_for_norms<D>(s, h, k, phase);
     phase ^= 1;
@@ -359,67 +436,15 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     ScaledRows<D, kType> b;
     b.fetch(p.q, chunk, head, dim, q_pairs);
     if (c < kChunk) {
-      const double log_norm = find_log_norm(s, c, log_eta);
-      const bool is_lost = (lost >> c & 1) != 0, live = c < len && !is_lost && log_norm > kVanished;
-      const float row =
-          live ? s.gates.since[c] - static_cast<float>(log_norm) + logf(pace) : static_cast<float>(kLogZero);
-      const float inverse = live ? static_cast<float>(exp_of(-log_norm)) : 0;
-      s.row[c] = rows->row[c] = row;
-      s.inverse_norm[c] = rows->inverse_norm[c] = inverse;
-      // Below 1e-12 the state is nothing beside what the chunk itself has written.
-      const double left = s.gates.g[c] + log_eta - log_norm;
-      const float t = live ? max(expf(static_cast<float>(left)), 1e-12f) : 1e-12f;
-      rows->t[c] = pace * t;
-      s.t[c] = live ? t : -1;
-      rows->factor[c] = live ? 1 : is_lost ? bits_to_float(0x7fc00000u) : 0;
-      if (c < len) {
-        const std::int64_t at = (chunk.batch * p.tokens + chunk.begin + c) * p.heads + head;
-        norm[at] = is_lost ? not_a_number() : log_norm < -700 ? 0 : exp_of(log_norm);
-      }
+      leave_norm(p, chunk, head, c, log_eta, lost, pace, norm, s, rows);
     } else {
-      const int j = c - kChunk;
-      const float since = s.gates.since[j];
-      const std::int64_t at = offset(p.alpha, chunk.batch, chunk.begin + j, head);
-      rows->alpha[j] = p.alpha.data == nullptr ? 1 : j < len ? read<float>(p.alpha, at) : 0;
-      rows->column[j] = s.column[j];
-      rows->from[j] = s.gates.from[j];
-      rows->since[j] = since;
-      rows->reading[j] = static_cast<float>(s.gates.log_beta[j] + s.exponent[j] * kLog2) - since;
-      rows->zeta[j] = __expf(static_cast<float>(s.gates.g[j]));
-      rows->flags[j] = ((bad >> j & 1) != 0 ? kBadToken : 0) | ((s.gates.forgets >> j & 1) != 0 ? kForgetsAll : 0);
+      leave_gates(p, chunk, head, c - kChunk, bad, s, rows);
     }
     sync();
     const bool few = schedules.may_refine && needs_refining(s, trace, len, schedules.least_spread);
-    auto* const mask = reinterpret_cast<uint4*>(system + SystemLayout<D>::kMask) + thread();
-    float own_trace[2] = {0, 0};  // times pace
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      std::uint32_t of_mask[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 m = mask_at(s.row, s.column, s.gates.from, 8 * i + 2 * w);
-        const float2 square = *reinterpret_cast<const float2*>(&s.diagonal[(2 * i + w / 2) * 8 + opaque(own_column())]);
-        own_trace[w % 2] += m.x * square.x + m.y * square.y;
-        of_mask[w] = pack_half(m.x, m.y);
-      }
-      mask[i * kWarpgroup] = {of_mask[0], of_mask[1], of_mask[2], of_mask[3]};
-    }
-    float lowest = kWide;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float t = s.t[own_row() + 8 * i], own = add_quad(own_trace[i]) / pace;
-      const float spread = t * (eta > 0 ? trace / eta : 0) + own;
-      if (t >= 0) lowest = spread >= 0 ? fminf(lowest, spread) : 0;  // NaN too
-    }
-    lowest = bits_to_float(__reduce_min_sync(0xffffffffu, float_to_bits(lowest)));
-    if (lane() == 0) s.spread[thread() / 32] = lowest;
+    leave_mask(s, pace, eta, trace, reinterpret_cast<uint4*>(system + SystemLayout<D>::kMask) + thread());
     b.scale(headroom);
-    if (lane() % 4 == 0) rows->unscale[own_row()] = b.unscale[0], rows->unscale[own_row() + 8] = b.unscale[1];
-    auto* const rhs = reinterpret_cast<uint4*>(system + SystemLayout<D>::kRhs) + thread();
-#pragma unroll
-    for (int n = 0; n < D / 16; ++n) {
-      rhs[n * kWarpgroup] = {b.words[4 * n], b.words[4 * n + 1], b.words[4 * n + 2], b.words[4 * n + 3]};
-    }
+    leave_rhs<D, kType>(b, rows, reinterpret_cast<uint4*>(system + SystemLayout<D>::kRhs) + thread());
     if (c == 0) bulk_store_wait();
     const bool refined = __syncthreads_or(few) != 0;  // and nobody reads the rows and tiles any more
     if (c == 0) {

@@ -17,10 +17,10 @@ int segments_per_group(const Problem& p) {
 }
 
 /// The systems of a forward pass, in scratch, and ‖H_t‖_F for every token.
-char* start_systems(const Problem& p, const Plan& plan, const Gates* gates, const ChunkStates& states, double* norm,
-                    const Device& device) {
+char* start_systems(const Problem& p, const Plan& plan, const ChunkGates* gates, const ChunkStates& states,
+                    double* norm, const Device& device) {
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
-  const std::int64_t tasks = 2 * segments_of(p) * p.heads;
+  const std::int64_t tasks = slots_of(p);
   auto* const systems = allocate<char>(device, tasks * SystemLayout<kDim>::kBytes);
   with_type(p, [&](auto type) {
     start(chunk_system<kDim, decltype(type)::type>, tasks, kSystemBytes<kDim>, device, p, plan, gates, states, norm,
@@ -35,7 +35,7 @@ void forward(const Problem& p, const Outputs& out, const Device& device) {
   const CurrentDevice current(device.index);
   const auto [cut, updates] = start_pass(p, segments_per_group(p), device);
   const std::int64_t groups = cut.room * p.heads, per_token = p.batch * p.tokens * p.heads;
-  const std::int64_t slots = 2 * segments_of(p) * p.heads;
+  const std::int64_t slots = slots_of(p);
   const int dim = static_cast<int>(p.key_dim), width = static_cast<int>(p.value_dim);
   auto* const h = allocate<float>(device, groups * dim * dim);
   auto* const u = allocate<float>(device, groups * dim * width);

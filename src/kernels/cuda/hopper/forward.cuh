@@ -1,20 +1,28 @@
 // The kernels of the forward pass in the order in which they run, for the host; the backward pass reuses the pieces.
 #pragma once
 
+#include <stdexcept>
+
 #include "kernels/cuda/hopper/chunk_o.cuh"
+#include "kernels/cuda/saved.h"
 
 namespace gka::kernels::cuda::hopper {
 
 /// Calls body with the type of the tokens as a compile-time constant.
 template <typename Body>
 void with_type(const Problem& p, Body&& body) {
-  if (p.q.dtype == DType::float16) return body(Storage<DType::float16>{});
-  body(Storage<DType::bfloat16>{});
+  switch (p.q.dtype) {
+    case DType::float16: return body(Storage<DType::float16>{});
+    case DType::bfloat16: return body(Storage<DType::bfloat16>{});
+    case DType::float64:
+    case DType::float32: break;  // never chosen
+  }
+  throw std::logic_error("gka: the Hopper kernels were called with a type they do not take");
 }
 
 /// Room for the states of `across` blocks of 128 columns at the start of every chunk.
 inline ChunkStates room_for_states(const Problem& p, const Device& device, int across) {
-  const std::int64_t slots = 2 * segments_of(p) * p.heads;
+  const std::int64_t slots = slots_of(p);
   return {.tiles = allocate<__half>(device, slots * across * kDim * kWidth),
           .norm = allocate<float>(device, slots * across),
           .trace = allocate<float>(device, slots),
@@ -24,13 +32,16 @@ inline ChunkStates room_for_states(const Problem& p, const Device& device, int a
 struct KeptStates {
   ChunkStates h, u;
 };
-/// Where tiles lie that are kept for the backward pass: in the room of float32 states, with norms behind those of H.
+/// Where tiles lie that are kept for the backward pass.
 inline KeptStates kept_states(const Problem& p, const Saved& saved) {
-  const std::int64_t slots = 2 * segments_of(p) * p.heads;
-  auto* const h = static_cast<__half*>(saved.h);
-  auto* const numbers = reinterpret_cast<float*>(h + slots * kDim * kWidth);
-  return {.h = {.tiles = h, .norm = numbers, .trace = numbers + slots},
-          .u = {.tiles = static_cast<__half*>(saved.u), .norm = numbers + 2 * slots}};
+  const SavedTiles layout{slots_of(p)};
+  const auto numbers = [&](std::int64_t bytes) {
+    return reinterpret_cast<float*>(static_cast<char*>(saved.h) + bytes);
+  };
+  return {.h = {.tiles = static_cast<__half*>(saved.h),
+                .norm = numbers(layout.h_norm()),
+                .trace = numbers(layout.h_trace())},
+          .u = {.tiles = static_cast<__half*>(saved.u), .norm = numbers(layout.u_norm())}};
 }
 
 /// How a pass begins: the cut, and what its chunks do to a state. In one launch where sequences are not packed.
@@ -41,10 +52,10 @@ struct Beginning {
 inline Beginning start_pass(const Problem& p, int per_group, const Device& device) {
   const bool packed = p.cu_seqlens != nullptr;
   const Cut cut = packed ? start_cut(p, per_group, device) : room_for_cut(p, per_group, device);
-  const std::int64_t slots = 2 * segments_of(p) * p.heads;
+  const std::int64_t slots = slots_of(p);
   const StateUpdates updates{.weight = allocate<float>(device, slots * kChunk),
                              .chunk = allocate<float2>(device, slots),
-                             .gates = allocate<Gates>(device, slots)};
+                             .gates = allocate<ChunkGates>(device, slots)};
   with_type(p, [&](auto type) {
     const std::int64_t tasks = (slots + kWarps - 1) / kWarps + (packed ? 0 : 1);
     start<kThreads>(chunk_gates<decltype(type)::type>, tasks, 0, device, p, cut, updates, !packed);
@@ -70,7 +81,7 @@ void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, 
   if (p.batch * p.tokens * p.heads == 0) return;
   with_type(p, [&](auto type) {
     constexpr auto kernel = solve<kDim, decltype(type)::type, kReads>;
-    const std::int64_t blocks = blocks_of(kernel, 2 * segments_of(p) * p.heads, kSolveBytes<kDim>, device.index);
+    const std::int64_t blocks = blocks_of(kernel, slots_of(p), kSolveBytes<kDim>, device.index);
     auto* const parked = allocate<float4>(device, blocks * kParked<kDim>);
     start(kernel, blocks, kSolveBytes<kDim>, device, p, plan, states, call, schedules, systems, parked,
           whole_pairs(call.rhs, p.key_dim));

@@ -198,6 +198,196 @@ struct ChunkSolver {
   }
 };
 
+/// A thread's numbers in global memory, in accumulator order, kWarpgroup apart: ξ at the last residual, then the
+/// iterate before less that, then the right-hand side that was given.
+template <int D>
+struct Parked {
+  float4 *x, *before;
+  uint4* rhs;
+
+  __device__ __forceinline__ explicit Parked(float4* of_block)
+      : x(of_block + thread()),
+        before(x + D / 8 * kWarpgroup),
+        rhs(reinterpret_cast<uint4*>(before + D / 8 * kWarpgroup)) {}
+};
+
+/// ξ_0 = start · b in u1, nothing in u2; of refined chunks b is needed again.
+template <int D>
+__device__ __forceinline__ void start_iterates(float (&u1)[D / 2], float (&u2)[D / 2], const uint4* rhs, float start,
+                                               bool refined, const Parked<D>& parked) {
+#pragma unroll
+  for (int n = 0; n < D / 2; n += 8) {
+    const uint4 words = rhs[n / 8 * kWarpgroup];
+    const float2 b[4] = {unpack_half(words.x), unpack_half(words.y), unpack_half(words.z), unpack_half(words.w)};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) u1[n + 2 * w] = start * b[w].x, u1[n + 2 * w + 1] = start * b[w].y;
+    if (refined) parked.rhs[n / 8 * kWarpgroup] = words;
+  }
+#pragma unroll
+  for (int n = 0; n < D / 2; ++n) u2[n] = 0;
+}
+
+/// m is times the pace of L = 1: for a schedule with another.
+__device__ __forceinline__ void speed_up(uint4* mask, const Schedule& schedule) {
+  const std::uint32_t faster = pack_half(schedule.faster, schedule.faster);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const uint4 m = mask[n * kWarpgroup];
+    mask[n * kWarpgroup] = {multiply_half(m.x, faster), multiply_half(m.y, faster), multiply_half(m.z, faster),
+                            multiply_half(m.w, faster)};
+  }
+  publish();  // a bulk copy will write there
+}
+
+/// Adds what the stage has come to to ξ, in u1, and parks it and the iterate before.
+template <int D>
+__device__ __forceinline__ void park_iterates(float (&u1)[D / 2], float (&u2)[D / 2], const Residual& at, int stage,
+                                              const Parked<D>& parked) {
+#pragma unroll
+  for (int n = 0; n < D / 2; n += 4) {
+    float now[4], before[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      now[e] = at.grown * u1[n + e];
+      before[e] = at.grown_before * u2[n + e] - now[e];
+    }
+    parked.before[n / 4 * kWarpgroup] = {before[0], before[1], before[2], before[3]};
+    if (stage > 0) {
+      const float4 then = parked.x[n / 4 * kWarpgroup];
+      now[0] += then.x, now[1] += then.y, now[2] += then.z, now[3] += then.w;
+    }
+    parked.x[n / 4 * kWarpgroup] = {now[0], now[1], now[2], now[3]};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) u1[n + e] = now[e];
+  }
+}
+
+/// u2 ← −(b − (H̃ + a) u1), times pace.
+template <int D>
+__device__ __forceinline__ void find_residual(const ChunkSolver<D>& solver, float (&u1)[D / 2], float (&u2)[D / 2],
+                                              const Schedule& schedule, const SystemRows& rows, const SolveCall& call,
+                                              std::int64_t head, int dim, bool rhs_pairs, const Parked<D>& parked) {
+  const auto exact_mask = [&](int n) { return mask_at(rows.row, rows.column, rows.from, n); };
+  solver.apply_exactly(u1, u2, exact_mask, [&] {
+    const float by = -schedule.pace;
+    const auto add = [&](int n, const float2& b) {
+      const float t = solver.t[n / 2 % 2];
+      u2[n] = t * u2[n] + (schedule.ridge * u1[n] + by * b.x);
+      u2[n + 1] = t * u2[n + 1] + (schedule.ridge * u1[n + 1] + by * b.y);
+    };
+    if (call.rhs.dtype == DType::float32) {  // as it came, not as float16
+      const float scale[2] = {1 / rows.unscale[own_row()], 1 / rows.unscale[own_row() + 8]};
+      each_of_rhs<D>(call.rhs, rows.chunk, head, dim, rhs_pairs,
+                     [&](int n, const float2& b) { add(n, {scale[n / 2 % 2] * b.x, scale[n / 2 % 2] * b.y}); });
+    } else {
+#pragma unroll
+      for (int n = 0; n < D / 2; n += 8) {
+        const uint4 r = parked.rhs[n / 8 * kWarpgroup];
+        add(n, unpack_half(r.x)), add(n + 2, unpack_half(r.y));
+        add(n + 4, unpack_half(r.z)), add(n + 6, unpack_half(r.w));
+      }
+    }
+  });
+}
+
+/// The residual becomes the right-hand side, and the step without a product the first iterate of the next stage.
+template <int D>
+__device__ __forceinline__ void start_stage(float (&u1)[D / 2], float (&u2)[D / 2], const Schedule& schedule,
+                                            const Residual& at, uint4* rhs, const Parked<D>& parked) {
+#pragma unroll
+  for (int n = 0; n < D / 2; n += 8) {
+    const float4 rest[2] = {parked.before[n / 4 * kWarpgroup], parked.before[(n / 4 + 1) * kWarpgroup]};
+    std::uint32_t words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const int m = n + 2 * w;
+      const float first = -schedule.inverse_pace * u2[m], second = -schedule.inverse_pace * u2[m + 1];
+      const float4& e = rest[w / 2];
+      u1[m] = at.e_weight * (w % 2 == 0 ? e.x : e.z) + at.r_weight * first;
+      u1[m + 1] = at.e_weight * (w % 2 == 0 ? e.y : e.w) + at.r_weight * second;
+      u2[m] = u2[m + 1] = 0;
+      words[w] = pack_half(first, second);
+    }
+    rhs[n / 8 * kWarpgroup] = {words[0], words[1], words[2], words[3]};
+  }
+  publish();  // a bulk copy will write there
+}
+
+/// x from the last stage's iterate, in its own scale; 0 and NaN stand for tokens without an answer.
+template <int D>
+__device__ __forceinline__ void finish_x(float (&u1)[D / 2], const float (&unscale)[2], const Schedule& schedule,
+                                         const SystemRows& rows, bool refined, const Parked<D>& parked) {
+  float factor[2], nothing[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float by = rows.factor[own_row() + 8 * i];
+    factor[i] = by > 0 ? by * unscale[i] * schedule.grown_last : 0;
+    nothing[i] = by > 0 ? 0 : by;
+  }
+  if (refined) {
+    const float once = 1 / schedule.grown_last;
+#pragma unroll
+    for (int n = 0; n < D / 2; n += 4) {
+      const float4 then = parked.x[n / 4 * kWarpgroup];
+      u1[n] += once * then.x, u1[n + 1] += once * then.y, u1[n + 2] += once * then.z, u1[n + 3] += once * then.w;
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < D / 2; ++n) u1[n] = u1[n] * factor[n / 2 % 2] + nothing[n / 2 % 2];
+}
+
+/// z = q + α (x − q) in place of x; `top` gets the largest number of this thread's part of either row.
+template <int D>
+__device__ __forceinline__ void mix_with_query(float (&u1)[D / 2], float (&top)[2], const float (&unscale)[2],
+                                               const SystemRows& rows, const uint4* query) {
+  const float mix[2] = {rows.alpha[own_row()], rows.alpha[own_row() + 8]};
+  const float by[2] = {mix[0] * rows.inverse_norm[own_row()], mix[1] * rows.inverse_norm[own_row() + 8]};
+  const float rest[2] = {(1 - mix[0]) * unscale[0], (1 - mix[1]) * unscale[1]};
+#pragma unroll
+  for (int n = 0; n < D / 2; n += 8) {
+    const uint4 words = query[n / 8 * kWarpgroup];
+    const std::uint32_t of_q[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const int at = n + 2 * w, half = w % 2;
+      const float2 q_at = unpack_half(of_q[w]);
+      u1[at] = rest[half] * q_at.x + by[half] * u1[at];
+      u1[at + 1] = rest[half] * q_at.y + by[half] * u1[at + 1];
+      top[half] = fmaxf(top[half], fmaxf(fabsf(u1[at]), fabsf(u1[at + 1])));
+    }
+  }
+}
+
+/// z as `chunk_o` reads it.
+template <int D>
+__device__ __forceinline__ void store_z(const float (&u1)[D / 2], const float (&top)[2], bool refined,
+                                        const SolveCall& call, std::int64_t task) {
+  float scale[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const RowScale row = scale_of(top[i]);
+    scale[i] = row.scale;
+    if (lane() % 4 == 0) call.z_scale[task * kChunk + own_row() + 8 * i] = row.unscale;
+  }
+  uint4* const z = call.z + task * (D / 8) * kWarpgroup + thread();
+#pragma unroll
+  for (int n = 0; n < D / 2; n += 8) {
+    std::uint32_t words[4], rest_words[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float a = u1[n + 2 * w] * scale[w % 2], b = u1[n + 2 * w + 1] * scale[w % 2];
+      words[w] = pack_half(a, b);
+      rest_words[w] = pack_half_rest(a, b, words[w]);
+    }
+    z[n / 8 * kWarpgroup] = {words[0], words[1], words[2], words[3]};
+    if (refined) {
+      z[(n / 8 + D / 16) * kWarpgroup] = {rest_words[0], rest_words[1], rest_words[2], rest_words[3]};
+    }
+  }
+}
+
+/// Longer than most: which buffer may be asked for again follows from the order of its barriers, which one has to see
+/// together.
 template <int D, DType kType, bool kReads>
 __global__ void __launch_bounds__(kWarpgroup, 2)
     solve(const __grid_constant__ Problem p, Plan plan, ChunkStates states, const __grid_constant__ SolveCall call,
@@ -209,10 +399,7 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
   auto* const mask = reinterpret_cast<uint4*>(k + SystemLayout<D>::kMask) + thread();
   auto* const rhs = reinterpret_cast<uint4*>(k + SystemLayout<D>::kRhs) + thread();
   const auto& rows = *reinterpret_cast<const SystemRows*>(k + SystemLayout<D>::kRows);
-  // This thread's numbers in accumulator order: ξ at the last residual, then the iterate before less that, then q.
-  parked += block() * kParked<D> + thread();
-  float4* const parked_rest = parked + D / 8 * kWarpgroup;
-  auto* const parked_q = reinterpret_cast<uint4*>(parked_rest + D / 8 * kWarpgroup);
+  const Parked<D> own(parked + block() * kParked<D>);
   const std::int64_t tasks = 2 * plan.count(p) * p.heads;
   const auto request_state = [&](std::int64_t of, int which) {
     bulk_load(tiles + which * kState, states.tile(of, D), kState, &arrived[which]);
@@ -254,28 +441,10 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
     int i = schedule.last[0] % 2 == 0 ? 1 : 0, stage = 0;
     float u1[D / 2], u2[D / 2];
     const float start = i == 0 ? 0 : schedule.start;
-#pragma unroll
-    for (int n = 0; n < D / 2; n += 8) {
-      const uint4 words = rhs[n / 8 * kWarpgroup];
-      const float2 b[4] = {unpack_half(words.x), unpack_half(words.y), unpack_half(words.z), unpack_half(words.w)};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) u1[n + 2 * w] = start * b[w].x, u1[n + 2 * w + 1] = start * b[w].y;
-      if (refined) parked_q[n / 8 * kWarpgroup] = words;
-    }
-#pragma unroll
-    for (int n = 0; n < D / 2; ++n) u2[n] = 0;
+    start_iterates<D>(u1, u2, rhs, start, refined, own);
     barrier_wait(&arrived[2], phase_system);
     phase_system ^= 1;
-    if (which >= kFirstReach) {  // m is times the pace of L = 1
-      const std::uint32_t faster = pack_half(schedule.faster, schedule.faster);
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const uint4 m = mask[n * kWarpgroup];
-        mask[n * kWarpgroup] = {multiply_half(m.x, faster), multiply_half(m.y, faster), multiply_half(m.z, faster),
-                                multiply_half(m.w, faster)};
-      }
-      publish();  // a bulk copy will write there
-    }
+    if (which >= kFirstReach) speed_up(mask, schedule);
     barrier_wait(&arrived[turn], phase[turn]);
     phase[turn] ^= 1;
 #pragma unroll 1
@@ -284,132 +453,28 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
       if (stage == schedule.stages - 1) break;
       const Residual& at = schedule.residual[stage];
       i = schedule.last[stage] + 2;
-#pragma unroll
-      for (int n = 0; n < D / 2; n += 4) {
-        float now[4], before[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          now[e] = at.grown * u1[n + e];
-          before[e] = at.grown_before * u2[n + e] - now[e];
-        }
-        parked_rest[n / 4 * kWarpgroup] = {before[0], before[1], before[2], before[3]};
-        if (stage > 0) {
-          const float4 then = parked[n / 4 * kWarpgroup];
-          now[0] += then.x, now[1] += then.y, now[2] += then.z, now[3] += then.w;
-        }
-        parked[n / 4 * kWarpgroup] = {now[0], now[1], now[2], now[3]};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) u1[n + e] = now[e];
-      }
+      park_iterates<D>(u1, u2, at, stage, own);
       ++stage;
-      // u2 becomes −residual, times pace.
-      const auto exact_mask = [&](int n) { return mask_at(rows.row, rows.column, rows.from, n); };
-      solver.apply_exactly(u1, u2, exact_mask, [&] {
-        const float by = -schedule.pace;
-        const auto add = [&](int n, const float2& b) {
-          const float t = solver.t[n / 2 % 2];
-          u2[n] = t * u2[n] + (schedule.ridge * u1[n] + by * b.x);
-          u2[n + 1] = t * u2[n + 1] + (schedule.ridge * u1[n + 1] + by * b.y);
-        };
-        if (call.rhs.dtype == DType::float32) {  // as it came, not as float16
-          const float scale[2] = {1 / rows.unscale[own_row()], 1 / rows.unscale[own_row() + 8]};
-          each_of_rhs<D>(call.rhs, rows.chunk, task % p.heads, static_cast<int>(p.key_dim), rhs_pairs,
-                         [&](int n, const float2& b) { add(n, {scale[n / 2 % 2] * b.x, scale[n / 2 % 2] * b.y}); });
-        } else {
-#pragma unroll
-          for (int n = 0; n < D / 2; n += 8) {
-            const uint4 r = parked_q[n / 8 * kWarpgroup];
-            add(n, unpack_half(r.x)), add(n + 2, unpack_half(r.y));
-            add(n + 4, unpack_half(r.z)), add(n + 6, unpack_half(r.w));
-          }
-        }
-      });
-#pragma unroll
-      for (int n = 0; n < D / 2; n += 8) {
-        const float4 rest[2] = {parked_rest[n / 4 * kWarpgroup], parked_rest[(n / 4 + 1) * kWarpgroup]};
-        std::uint32_t words[4];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const int m = n + 2 * w;
-          const float first = -schedule.inverse_pace * u2[m], second = -schedule.inverse_pace * u2[m + 1];
-          const float4& e = rest[w / 2];
-          u1[m] = at.e_weight * (w % 2 == 0 ? e.x : e.z) + at.r_weight * first;
-          u1[m + 1] = at.e_weight * (w % 2 == 0 ? e.y : e.w) + at.r_weight * second;
-          u2[m] = u2[m + 1] = 0;
-          words[w] = pack_half(first, second);
-        }
-        rhs[n / 8 * kWarpgroup] = {words[0], words[1], words[2], words[3]};
-      }
-      publish();  // a bulk copy will write there
+      find_residual<D>(solver, u1, u2, schedule, rows, call, task % p.heads, static_cast<int>(p.key_dim), rhs_pairs,
+                       own);
+      start_stage<D>(u1, u2, schedule, at, rhs, own);
     }
     const std::int64_t next = task + blocks();
     sync();  // nobody reads the keys any more
     if (thread() == 0 && next < tasks) request_keys(next);
-    // 0 and NaN stand for tokens without an answer.
-    float factor[2], nothing[2];
     const float unscale[2] = {rows.unscale[own_row()], rows.unscale[own_row() + 8]};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float by = rows.factor[own_row() + 8 * i];
-      factor[i] = by > 0 ? by * unscale[i] * schedule.grown_last : 0;
-      nothing[i] = by > 0 ? 0 : by;
-    }
-    if (refined) {
-      const float once = 1 / schedule.grown_last;
-#pragma unroll
-      for (int n = 0; n < D / 2; n += 4) {
-        const float4 then = parked[n / 4 * kWarpgroup];
-        u1[n] += once * then.x, u1[n + 1] += once * then.y, u1[n + 2] += once * then.z, u1[n + 3] += once * then.w;
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < D / 2; ++n) u1[n] = u1[n] * factor[n / 2 % 2] + nothing[n / 2 % 2];
+    finish_x<D>(u1, unscale, schedule, rows, refined, own);
     if (kReads ? call.x != nullptr : refined) {
       each_of_x<D>(p, rows.chunk, task % p.heads, [&](auto pairs, int n, std::int64_t at, bool one, bool two) {
         if (one) store_pair<decltype(pairs)::value>(call.x + at, u1[n], u1[n + 1], two);
       });
     }
     if constexpr (kReads) {
-      const float mix[2] = {rows.alpha[own_row()], rows.alpha[own_row() + 8]};
-      const float by[2] = {mix[0] * rows.inverse_norm[own_row()], mix[1] * rows.inverse_norm[own_row() + 8]};
-      const float rest[2] = {(1 - mix[0]) * unscale[0], (1 - mix[1]) * unscale[1]};
-      float top[2] = {0, 0}, scale[2];
-#pragma unroll
-      for (int n = 0; n < D / 2; n += 8) {
-        const uint4 words = refined ? parked_q[n / 8 * kWarpgroup] : rhs[n / 8 * kWarpgroup];
-        const std::uint32_t of_q[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const int at = n + 2 * w, half = w % 2;
-          const float2 q_at = unpack_half(of_q[w]);
-          u1[at] = rest[half] * q_at.x + by[half] * u1[at];
-          u1[at + 1] = rest[half] * q_at.y + by[half] * u1[at + 1];
-          top[half] = fmaxf(top[half], fmaxf(fabsf(u1[at]), fabsf(u1[at + 1])));
-        }
-      }
+      float top[2] = {0, 0};
+      mix_with_query<D>(u1, top, unscale, rows, refined ? own.rhs : rhs);
       sync();  // nobody reads the rows any more
       if (thread() == 0 && next < tasks) request_rows(next);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const RowScale row = scale_of(top[i]);
-        scale[i] = row.scale;
-        if (lane() % 4 == 0) call.z_scale[task * kChunk + own_row() + 8 * i] = row.unscale;
-      }
-      uint4* const z = call.z + task * (D / 8) * kWarpgroup + thread();
-#pragma unroll
-      for (int n = 0; n < D / 2; n += 8) {
-        std::uint32_t words[4], rest_words[4];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const float a = u1[n + 2 * w] * scale[w % 2], b = u1[n + 2 * w + 1] * scale[w % 2];
-          words[w] = pack_half(a, b);
-          rest_words[w] = pack_half_rest(a, b, words[w]);
-        }
-        z[n / 8 * kWarpgroup] = {words[0], words[1], words[2], words[3]};
-        if (refined) {
-          z[(n / 8 + D / 16) * kWarpgroup] = {rest_words[0], rest_words[1], rest_words[2], rest_words[3]};
-        }
-      }
+      store_z<D>(u1, top, refined, call, task);
     } else {
       const bool tiled = !empty && !refined;
       char* const tile = tiles + turn * kState;  // its last product is behind a barrier
