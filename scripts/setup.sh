@@ -27,6 +27,7 @@ libgtest-dev        installed libgtest-dev
 libcli11-dev        installed libcli11-dev
 nlohmann-json3-dev  installed nlohmann-json3-dev
 libpcre2-dev        installed libpcre2-dev
+libssl-dev          installed libssl-dev
 END
 }
 

@@ -27,6 +27,7 @@ Action declare_plot(CLI::App& app);
 Action declare_bench(CLI::App& app);
 Action declare_score(CLI::App& app);
 Action declare_generate(CLI::App& app);
+Action declare_serve(CLI::App& app);
 Action declare_tokenize(CLI::App& app);
 Action declare_tokenizer(CLI::App& app);
 Action declare_import(CLI::App& app);
@@ -36,6 +37,7 @@ inline constexpr std::array kCommands{
     Command{"info", "What this build holds, what this machine can run, and which kernel a call takes", declare_info},
     Command{"score", "How likely a model finds texts: perplexity and log-probabilities", declare_score},
     Command{"generate", "Continue a prompt token by token", declare_generate},
+    Command{"serve", "Serve models: OpenAI's API, memories, and a page to chat", declare_serve},
     Command{"tokenize", "Turn text or JSON lines into a token file for training", declare_tokenize},
     Command{"tokenizer", "Learn a tokenizer from text, look at one, or try it", declare_tokenizer},
     Command{"import", "Bring a model in: a Hugging Face folder or a GGUF file", declare_import},

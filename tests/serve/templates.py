@@ -1,5 +1,7 @@
 """Chat templates in the style of published ones, written for these tests, and conversations to try them on."""
 
+# ruff: noqa: E501 - a template is what it is
+
 CHATML = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
@@ -305,9 +307,7 @@ SNIPPETS = [
     "{{ true }}{{ True }}{{ none }}{{ None }}{{ false }}{{ False }}{{ loop is defined }}{{ [none, true] }}{{ d }}",
     "{{ strftime_now('%Y-%m-%d %H:%M') }}",
     "{% generation %}said{% endgeneration %}",
-    "{{ d.items() | list }}{{ d['items'] is callable }}{{ m.items }}{{ m['items'] }}"
-    if False
-    else "{{ d['missing'] is defined }}",
+    "{{ d['missing'] is defined }}{{ d.items() | list }}",
     "{# a {{ comment }} {% with %} tags #}ok{#\n lines\n#}\nnext",
     "{{ '}}' }}{{ {'a': {'b': 1}}.a.b }}{{ '%}' }}{{ {'a':{'b':2}}['a']['b'] }}",
 ]

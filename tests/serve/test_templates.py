@@ -20,7 +20,7 @@ NOW = 1_700_000_000
 class Generation(jinja2.ext.Extension):
     """{% generation %} marks the assistant's words for training; its body stays."""
 
-    tags = {"generation"}
+    tags = frozenset({"generation"})
 
     def parse(self, parser):
         line = next(parser.stream).lineno

@@ -1,0 +1,184 @@
+// `gka serve`: models behind OpenAI's API, and a page. Listens at once and says 503 on /health while models load; the
+// line with the address comes when they are there.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/files.h"
+#include "cli/commands.h"
+#include "cli/progress.h"
+#include "infer/engine.h"
+#include "serve/service.h"
+
+namespace gka::cli {
+namespace {
+
+struct Arguments {
+  std::vector<std::string> models, names;
+  std::string tokenizer, key_file;
+  infer::EngineOptions engine;
+  serve::ServiceOptions service;
+  std::string memories;
+  double drain_seconds = 30;
+  std::int64_t max_body_mib = 32;
+};
+
+/// The folder with the model's files; of a training run, its newest checkpoint.
+std::filesystem::path files_of(const std::filesystem::path& folder) {
+  const auto latest = folder / "latest";
+  const bool run = !std::filesystem::exists(folder / "config.json") && std::filesystem::exists(latest / "config.json");
+  return run ? latest : folder;
+}
+
+data::Tokenizer tokenizer_of(const Arguments& arguments, const std::filesystem::path& folder) {
+  if (!arguments.tokenizer.empty()) return data::Tokenizer::load(arguments.tokenizer);
+  if (std::filesystem::exists(folder / "tokenizer.json") || std::filesystem::exists(folder / "vocab.json")) {
+    return data::Tokenizer::load(folder.string());
+  }
+  throw std::runtime_error("the model " + folder.string() +
+                           " has no tokenizer.json; name one with --tokenizer ('bytes' for a model of bytes)");
+}
+
+/// The folder's own name, or a longer one where two models share it.
+std::string name_of(const std::filesystem::path& folder, std::set<std::string>& taken) {
+  const auto whole = std::filesystem::absolute(folder).lexically_normal();
+  auto name = whole.has_filename() ? whole.filename().string() : whole.parent_path().filename().string();
+  for (int i = 2; !taken.insert(name).second; ++i) name += "-" + std::to_string(i);
+  return name;
+}
+
+std::shared_ptr<serve::Model> load_model(const Arguments& arguments, std::size_t at, std::set<std::string>& taken) {
+  const std::filesystem::path given(arguments.models[at]);
+  const auto folder = files_of(given);
+  auto options = arguments.engine;
+  LiveLine line;
+  options.on_load = [&](double fraction) {
+    line.show(
+        [&] { return "loading " + given.string() + ": " + std::to_string(static_cast<int>(100 * fraction)) + "%"; });
+  };
+  const auto name = at < arguments.names.size() ? arguments.names[at] : name_of(given, taken);
+  if (!arguments.memories.empty()) {
+    options.memories = std::filesystem::path(arguments.memories);
+    if (arguments.models.size() > 1) options.memories /= name;
+    std::filesystem::create_directories(options.memories);
+  }
+  auto tokenizer = tokenizer_of(arguments, folder);
+  auto chat = serve::ChatTemplate::load(folder);
+  auto engine = infer::Engine::load(given, options);
+  auto ends = engine->end_tokens();
+  if (tokenizer.vocab_size() > engine->vocabulary()) {
+    throw std::runtime_error("the tokenizer of " + given.string() + " has " + std::to_string(tokenizer.vocab_size()) +
+                             " tokens, and the model a vocabulary of " + std::to_string(engine->vocabulary()));
+  }
+  return std::make_shared<serve::Model>(serve::Model{.name = name,
+                                                     .folder = given,
+                                                     .encoder = serve::Encoder(std::move(tokenizer)),
+                                                     .chat = std::move(chat),
+                                                     .engine = std::move(engine),
+                                                     .end_tokens = std::move(ends)});
+}
+
+/// One key a line; empty lines and those that start with # do not count.
+std::vector<std::string> read_keys(const std::string& path) {
+  std::vector<std::string> keys;
+  std::istringstream text(read_text(path));
+  for (std::string line; std::getline(text, line);) {
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+    if (!line.empty() && line[0] != '#') keys.push_back(line);
+  }
+  if (keys.empty()) throw std::runtime_error("the file of keys " + path + " has none");
+  return keys;
+}
+
+int run(Arguments& arguments) {
+  sigset_t signals;  // blocked before any thread starts, so that one alone waits for them
+  sigemptyset(&signals);
+  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&signals, signal);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+
+  auto& options = arguments.service;
+  if (!arguments.key_file.empty()) {
+    const auto more = read_keys(arguments.key_file);
+    options.keys.insert(options.keys.end(), more.begin(), more.end());
+  }
+  options.http.max_body = static_cast<std::size_t>(arguments.max_body_mib) << 20;
+  options.queue = static_cast<std::size_t>(arguments.engine.queue);
+  options.drain_limit = std::chrono::milliseconds(static_cast<std::int64_t>(arguments.drain_seconds * 1000));
+  serve::Service service(options);
+
+  std::optional<std::string> failure;
+  std::thread loader([&] {
+    try {
+      std::set<std::string> taken;
+      for (std::size_t i = 0; i < arguments.models.size(); ++i) service.add(load_model(arguments, i, taken));
+      service.ready();
+      std::cout << service.address() << std::endl;
+    } catch (const std::exception& error) {
+      failure = error.what();
+      service.shutdown();
+    }
+  });
+  std::thread([&service, signals] {
+    for (int signal = 0; sigwait(&signals, &signal) == 0;) service.shutdown();
+  }).detach();
+  service.run();
+  loader.join();
+  if (failure) throw std::runtime_error(*failure);
+  return 0;
+}
+
+}  // namespace
+
+Action declare_serve(CLI::App& app) {
+  const auto arguments = std::make_shared<Arguments>();
+  auto& http = arguments->service.http;
+  auto& service = arguments->service;
+  auto& engine = arguments->engine;
+  app.add_option("MODEL", arguments->models, "Folders with config.json and weights, or training runs")->required();
+  app.add_option("--name", arguments->names, "What clients call the models (their folders' names by default)");
+  app.add_option("--host", http.host, "Address to listen on; 0.0.0.0: every one of the machine's")
+      ->capture_default_str();
+  http.port = 8000;
+  app.add_option("--port", http.port, "0: any that is free")->capture_default_str()->check(CLI::Range(0, 65535));
+  app.add_option("--api-key", service.keys, "A key clients must send; may be given several times");
+  app.add_option("--api-key-file", arguments->key_file, "A file with one key a line")->type_name("FILE");
+  app.add_option("--memories", arguments->memories, "Where memories are kept; without it they end with the server")
+      ->type_name("FOLDER");
+  app.add_option("--device", engine.device, "cpu, cuda or cuda:N (a GPU where there is one)");
+  app.add_option("--dtype", engine.dtype, "In which type to compute");
+  app.add_option("--weights", engine.weights, "int8: half the bytes of weights");
+  app.add_option("--tokenizer", arguments->tokenizer,
+                 "bytes, a tokenizer.json or a folder that holds one (the model's by default)");
+  app.add_option("--slots", engine.slots, "Sequences at once (0: what fits)")->check(CLI::NonNegativeNumber);
+  app.add_option("--context", engine.context, "Longest sequence (0: the model's, or what fits)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--queue", engine.queue, "Requests that may wait; more get 429")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--deterministic", engine.deterministic, "No answer changes in a bit with what else runs; slower");
+  app.add_option("--streams-per-key", service.streams_per_key, "Requests one key may have running (0: any number)")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--max-body", arguments->max_body_mib, "Largest request")
+      ->type_name("MIB")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--cors-origin", service.cors, "A site whose pages may call this server ('*': any)");
+  app.add_option("--certificate", http.certificate, "Serve TLS with this PEM file")->type_name("FILE");
+  app.add_option("--certificate-key", http.key, "and its key")->type_name("FILE");
+  app.add_option("--drain-seconds", arguments->drain_seconds, "How long running answers may take after SIGTERM")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app.add_flag("--log-json", service.log_json, "Log lines as JSON");
+  app.add_flag("--log-text", service.log_text, "Log answers' text too");
+  app.add_flag("--quiet", service.quiet, "Log nothing");
+  return [arguments] { return run(*arguments); };
+}
+
+}  // namespace gka::cli

@@ -1,0 +1,207 @@
+#include "serve/fields.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace gka::serve {
+namespace {
+
+constexpr double kMost = 9007199254740991.0;  // the largest whole number every JSON reader keeps exactly
+constexpr double kAny = std::numeric_limits<double>::max();
+constexpr std::string_view kAnything = "{}";
+constexpr std::string_view kPrompt =
+    R"({"oneOf":[{"type":"string"},{"type":"array","items":{"type":"string"}},{"type":"array","items":{"type":"integer"}},{"type":"array","items":{"type":"array","items":{"type":"integer"}}}]})";
+constexpr std::string_view kStop =
+    R"({"oneOf":[{"type":"string"},{"type":"array","items":{"type":"string"},"maxItems":16}]})";
+constexpr std::string_view kMessages =
+    R"({"type":"array","items":{"type":"object","properties":{"role":{"type":"string"},"content":{}},"required":["role"]}})";
+constexpr std::string_view kIterations =
+    R"({"oneOf":[{"type":"integer","minimum":0},{"type":"string","enum":["auto"]}]})";
+constexpr std::string_view kObject = R"({"type":"object"})";
+constexpr std::string_view kIds = R"({"type":"array","items":{"type":"integer"}})";
+constexpr std::string_view kTools = R"({"type":"array","items":{"type":"object"}})";
+
+const std::array kFields{
+    Field{"model", &Ask::model, kBoth, 0, 0, "", "", "One of /v1/models; may be left out where there is one"},
+    Field{"prompt", &Ask::prompt, kCompletions, 0, 0, "", kPrompt, "Text, token ids, or a list of either"},
+    Field{"messages", &Ask::messages, kChat, 0, 0, "", kMessages, "The conversation so far"},
+    Field{"max_tokens", &Ask::max_tokens, kBoth, 0, kMost, "", "", "How many tokens at most (16 for completions)"},
+    Field{"max_completion_tokens", &Ask::max_completion_tokens, kChat, 0, kMost, "", "",
+          "The same, OpenAI's newer name"},
+    Field{"min_tokens", &Ask::min_tokens, kBoth, 0, kMost, "0", "", "Nothing stops the answer before so many tokens"},
+    Field{"temperature", &Ask::temperature, kBoth, 0, 100, "1", "", "0: the likeliest token each time"},
+    Field{"top_p", &Ask::top_p, kBoth, 0, 1, "1", "", "Among the fewest tokens that hold this much of the probability"},
+    Field{"top_k", &Ask::top_k, kBoth, -1, kMost, "0", "", "Among so many likeliest tokens; 0 or -1: all"},
+    Field{"min_p", &Ask::min_p, kBoth, 0, 1, "0", "", "Among tokens at least this likely, as a share of the likeliest"},
+    Field{"repetition_penalty", &Ask::repetition_penalty, kBoth, 0.01, 100, "1", "",
+          "Above 1: tokens seen before become less likely"},
+    Field{"presence_penalty", &Ask::presence_penalty, kBoth, -2, 2, "0", "",
+          "Taken from the logit of a token that came already"},
+    Field{"frequency_penalty", &Ask::frequency_penalty, kBoth, -2, 2, "0", "", "And this, times how often it came"},
+    Field{"logit_bias", &Ask::logit_bias, kBoth, 0, 0, "", kObject,
+          "Token id to a number from -100 to 100 that is added"},
+    Field{"seed", &Ask::seed, kBoth, -kMost, kMost, "", "", "The same seed gives the same answer"},
+    Field{"stop", &Ask::stop, kBoth, 0, 0, "", kStop, "Texts that end the answer, and are not part of it"},
+    Field{"stop_token_ids", &Ask::stop_token_ids, kBoth, 0, 0, "", kIds, "Tokens that end it, besides the model's own"},
+    Field{"include_stop_str_in_output", &Ask::include_stop, kBoth, 0, 0, "false", "",
+          "Keep the text that ended the answer"},
+    Field{"ignore_eos", &Ask::ignore_eos, kBoth, 0, 0, "false", "", "Go on where the model would end"},
+    Field{"n", &Ask::n, kBoth, 1, 128, "1", "", "How many answers"},
+    Field{"best_of", &Ask::best_of, kCompletions, 1, 128, "", "", "Taken where it equals n"},
+    Field{"suffix", &Ask::suffix, kCompletions, 0, 0, "", "", "Refused: these models do not fill in"},
+    Field{"echo", &Ask::echo, kCompletions, 0, 0, "false", "", "Give the prompt back before the answer"},
+    Field{"logprobs", &Ask::logprobs, kBoth, 0, 0, "", kAnything,
+          "Completions: how many alternatives (0 to 20); chat: true or false"},
+    Field{"top_logprobs", &Ask::top_logprobs, kChat, 0, 20, "", "", "How many alternatives each token comes with"},
+    Field{"prompt_logprobs", &Ask::prompt_logprobs, kBoth, 0, 20, "", "",
+          "Score the prompt's tokens, with so many alternatives"},
+    Field{"stream", &Ask::stream, kBoth, 0, 0, "false", "", "Server-sent events, one token each"},
+    Field{"stream_options", &Ask::stream_options, kBoth, 0, 0, "", kObject,
+          "include_usage: a last event with the usage"},
+    Field{"response_format", &Ask::response_format, kBoth, 0, 0, "", kObject,
+          "text, json_object, or json_schema with its schema"},
+    Field{"tools", &Ask::tools, kChat, 0, 0, "", kTools, "Functions the model may call"},
+    Field{"tool_choice", &Ask::tool_choice, kChat, 0, 0, "\"auto\"", kAnything, "auto or none"},
+    Field{"chat_template_kwargs", &Ask::template_values, kChat, 0, 0, "", kObject, "More variables for the template"},
+    Field{"add_generation_prompt", &Ask::add_generation_prompt, kChat, 0, 0, "true", "",
+          "Let the template open the answer"},
+    Field{"continue_final_message", &Ask::continue_final_message, kChat, 0, 0, "false", "",
+          "Go on in the last message instead of a new one"},
+    Field{"separate_reasoning", &Ask::separate_reasoning, kChat, 0, 0, "true", "",
+          "Give <think> … </think> as reasoning_content"},
+    Field{"add_special_tokens", &Ask::add_special_tokens, kBoth, 0, 0, "", "",
+          "Put what the tokenizer puts around a text (completions: true, chat: false)"},
+    Field{"skip_special_tokens", &Ask::skip_special_tokens, kBoth, 0, 0, "true", "",
+          "Leave special tokens out of the text"},
+    Field{"return_token_ids", &Ask::return_token_ids, kBoth, 0, 0, "false", "", "Add token_ids to every choice"},
+    Field{"return_tokens_as_token_ids", &Ask::token_ids_as_texts, kBoth, 0, 0, "false", "",
+          "Logprobs name tokens token_id:N"},
+    Field{"iterations", &Ask::iterations, kBoth, 0, 0, "", kIterations,
+          "Solver steps of the GKA layers, 0 to the model's own, or auto"},
+    Field{"memory", &Ask::memory, kBoth, 0, 0, "", "", "Id of a memory that stands before the prompt"},
+    Field{"certainty", &Ask::certainty, kBoth, 0, 0, "false", "", "How much of each token's query the past explains"},
+    // What clients send and nothing here depends on.
+    Field{"user", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
+    Field{"metadata", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
+    Field{"store", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
+    Field{"service_tier", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
+    Field{"parallel_tool_calls", &Ask::ignored, kChat, 0, 0, "", kAnything, "Ignored"},
+    Field{"reasoning_effort", &Ask::ignored, kChat, 0, 0, "", kAnything, "Ignored"},
+    Field{"safety_identifier", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
+    Field{"prompt_cache_key", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored: every prefix is remembered"},
+    Field{"spaces_between_special_tokens", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
+    Field{"request_id", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
+    Field{"priority", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
+};
+
+std::string written(double number) {
+  return number == std::floor(number) && std::abs(number) < 1e16 ? std::to_string(static_cast<std::int64_t>(number))
+                                                                 : Json(number).dump();
+}
+
+std::string range_of(const Field& field) {
+  if (field.high >= kMost) return field.low <= -kMost ? "" : " from " + written(field.low) + " up";
+  return " from " + written(field.low) + " to " + written(field.high);
+}
+
+std::string shown(const Json& value) {
+  auto text = dumped(value);
+  return text.size() <= 60 ? text : text.substr(0, 57) + "...";
+}
+
+/// The sentence of a value that is not what the field takes.
+Problem wrong(const Field& field, const std::string& takes, const Json& value) {
+  return bad_request("'" + std::string(field.name) + "' takes " + takes + ", and is " + shown(value),
+                     std::string(field.name));
+}
+
+template <typename T>
+T number(const Field& field, const Json& value) {
+  T parsed{};
+  const std::string kind = std::is_same_v<T, double> ? "a number" : "a whole number";
+  if (!json::read(value, parsed)) throw wrong(field, kind + range_of(field), value);
+  const auto real = static_cast<double>(parsed);
+  if (!(real >= field.low && real <= field.high)) throw wrong(field, kind + range_of(field), value);
+  return parsed;
+}
+
+struct Reader {
+  const Field& field;
+  const Json& value;
+  Ask& ask;
+
+  void operator()(bool Ask::* member) const {
+    if (!value.is_boolean()) throw wrong(field, "true or false", value);
+    ask.*member = value.get<bool>();
+  }
+  void operator()(std::optional<bool> Ask::* member) const {
+    if (!value.is_boolean()) throw wrong(field, "true or false", value);
+    ask.*member = value.get<bool>();
+  }
+  void operator()(std::int64_t Ask::* member) const { ask.*member = number<std::int64_t>(field, value); }
+  void operator()(std::optional<std::int64_t> Ask::* member) const { ask.*member = number<std::int64_t>(field, value); }
+  void operator()(double Ask::* member) const { ask.*member = number<double>(field, value); }
+  void operator()(std::string Ask::* member) const {
+    if (!value.is_string()) throw wrong(field, "a text", value);
+    ask.*member = value.get<std::string>();
+  }
+  void operator()(Json Ask::* member) const { ask.*member = value; }
+};
+
+struct Describer {
+  const Field& field;
+
+  Json operator()(bool Ask::*) const { return {{"type", "boolean"}}; }
+  Json operator()(std::optional<bool> Ask::*) const { return {{"type", "boolean"}}; }
+  Json operator()(std::int64_t Ask::*) const { return ranged("integer"); }
+  Json operator()(std::optional<std::int64_t> Ask::*) const { return ranged("integer"); }
+  Json operator()(double Ask::*) const { return ranged("number"); }
+  Json operator()(std::string Ask::*) const { return {{"type", "string"}}; }
+  Json operator()(Json Ask::*) const { return Json::parse(field.schema); }
+
+  Json ranged(const char* type) const {
+    Json schema{{"type", type}};
+    if (field.low > -kMost) schema["minimum"] = field.low;
+    if (field.high < kMost) schema["maximum"] = field.high;
+    return schema;
+  }
+};
+
+}  // namespace
+
+std::span<const Field> fields() { return kFields; }
+
+Ask read_ask(const Json& body, Endpoint endpoint) {
+  Ask ask;
+  std::vector<std::string_view> known;
+  for (const auto& field : kFields) {
+    if ((field.endpoints & endpoint) != 0) known.push_back(field.name);
+  }
+  for (const auto& [key, value] : body.items()) {
+    const auto* field = std::ranges::find_if(
+        kFields, [&](const Field& entry) { return entry.name == key && (entry.endpoints & endpoint) != 0; });
+    if (field == kFields.end()) {
+      throw bad_request(unknown_key(key.substr(0, 100), "the body", known), key.substr(0, 100), "unknown_field");
+    }
+    if (!value.is_null()) std::visit(Reader{*field, value, ask}, field->member);
+  }
+  return ask;
+}
+
+Json schema_of(Endpoint endpoint) {
+  Json properties = Json::object();
+  for (const auto& field : kFields) {
+    if ((field.endpoints & endpoint) == 0) continue;
+    auto schema = std::visit(Describer{field}, field.member);
+    if (!field.fallback.empty()) schema["default"] = Json::parse(field.fallback);
+    schema["description"] = field.about;
+    properties[std::string(field.name)] = std::move(schema);
+  }
+  return {{"type", "object"},
+          {"properties", std::move(properties)},
+          {"required", {endpoint == kChat ? "messages" : "prompt"}},
+          {"additionalProperties", false}};
+}
+
+}  // namespace gka::serve

@@ -1,0 +1,55 @@
+// What a request may ask for: one table with the name, kind, range, default and meaning of every field. It reads
+// bodies, words the errors, and writes openapi.json.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "serve/problem.h"
+
+namespace gka::serve {
+
+/// A body of /v1/completions or /v1/chat/completions. What is `Json` is looked at by whoever uses it.
+struct Ask {
+  std::string model, memory, suffix;
+  Json prompt, messages, tools, tool_choice, response_format, template_values, stop, stop_token_ids, logit_bias,
+      stream_options, iterations, logprobs, ignored;
+  std::int64_t n = 1;
+  std::optional<std::int64_t> max_tokens, max_completion_tokens, best_of, seed, top_logprobs, prompt_logprobs;
+  std::int64_t min_tokens = 0, top_k = 0;
+  double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+  bool stream = false, echo = false, ignore_eos = false, certainty = false, return_token_ids = false,
+       token_ids_as_texts = false, skip_special_tokens = true, include_stop = false, add_generation_prompt = true,
+       continue_final_message = false, separate_reasoning = true;
+  std::optional<bool> add_special_tokens;
+};
+
+enum Endpoint : unsigned { kCompletions = 1, kChat = 2, kBoth = 3 };
+
+using Member = std::variant<bool Ask::*, std::optional<bool> Ask::*, std::int64_t Ask::*,
+                            std::optional<std::int64_t> Ask::*, double Ask::*, std::string Ask::*, Json Ask::*>;
+
+struct Field {
+  std::string_view name;
+  Member member;
+  unsigned endpoints;
+  double low, high;           // of numbers
+  std::string_view fallback;  // as JSON; "": none
+  std::string_view schema;    // of a Json member, as JSON Schema
+  std::string_view about;
+};
+
+std::span<const Field> fields();
+
+/// Throws Problem with the field's name where a value is of the wrong kind or out of range, or a field is unknown.
+Ask read_ask(const Json& body, Endpoint endpoint);
+
+/// The fields of an endpoint as a JSON Schema.
+Json schema_of(Endpoint endpoint);
+
+}  // namespace gka::serve

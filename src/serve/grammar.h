@@ -1,0 +1,16 @@
+// Answers that are JSON: a filter that lets through only tokens with which the text so far can still become what was
+// asked for, an object or what a JSON Schema describes.
+#pragma once
+
+#include <memory>
+
+#include "infer/engine.h"
+#include "serve/model.h"
+#include "serve/problem.h"
+
+namespace gka::serve {
+
+/// Nothing for {"type": "text"} and null. Throws Problem where the format or its schema asks for something unknown.
+std::shared_ptr<infer::TokenFilter> filter_for(const Json& response_format, const Model& model);
+
+}  // namespace gka::serve

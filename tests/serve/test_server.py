@@ -1,0 +1,537 @@
+"""The API over an engine that says what it is told: what clients rely on, and what they get wrong."""
+
+import json
+import math
+import os
+import random
+import signal
+import socket
+import time
+
+import openai
+import pytest
+from openai import OpenAI
+from servers import fake
+from templates import QWEN_LIKE
+
+
+@pytest.fixture(scope="module")
+def server():
+    with fake(slots=8, queue=64) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0, _strict_response_validation=True)
+
+
+def say(text, **more):
+    return {"prompt": f"SAY:{text}", "max_tokens": 200, **more}
+
+
+# --- what the strict client accepts
+
+
+def test_completions_whole_and_streamed_are_the_same_text(client):
+    # A chunk before the last has finish_reason null, as OpenAI sends it; the client's own type has no room for that.
+    lax = OpenAI(base_url=client.base_url, api_key="none")
+    for prompt in [
+        "SAY:Hello",
+        ["SAY:one", "SAY:two"],
+        [ord(c) for c in "SAY:ids"],
+        [[83, 65, 89, 58, 120], [83, 65, 89, 58, 121]],
+    ]:
+        whole = client.completions.create(model="fake", prompt=prompt, max_tokens=20)
+        parts = {}
+        for chunk in lax.completions.create(model="fake", prompt=prompt, max_tokens=20, stream=True):
+            for choice in chunk.choices:
+                parts[choice.index] = parts.get(choice.index, "") + choice.text
+        assert [choice.text for choice in whole.choices] == [parts[i] for i in sorted(parts)]
+        assert all(choice.finish_reason == "stop" for choice in whole.choices)
+
+
+def test_a_chat_whole_and_streamed(client):
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "SAY:Hi there"}]},
+    ]
+    whole = client.chat.completions.create(model="fake", messages=messages, logprobs=True, top_logprobs=2)
+    assert whole.choices[0].message.content == "Hi there"
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 2
+    chunks = list(
+        client.chat.completions.create(
+            model="fake", messages=messages, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hi there"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+    assert (
+        len([c for c in chunks if c.choices]) == 1 + whole.usage.completion_tokens
+    )  # the role, then one for each token
+
+
+def test_the_other_endpoints(client, server):
+    assert [model.id for model in client.models.list()] == ["fake"]
+    assert client.models.retrieve("fake").id == "fake"
+    assert server.get("/health") == {"status": "ok"}
+    assert server.get("/props")["iterations"] == 30
+    assert server.post("/tokenize", {"prompt": "ab", "add_special_tokens": False})["tokens"] == [97, 98]
+    assert server.post("/tokenize", {"content": "ab"})["tokens"] == [97, 98]
+    assert server.post("/detokenize", {"tokens": [104, 105]}) == {"prompt": "hi", "content": "hi"}
+    assert server.get("/tokenizer_info")["eos_token"]
+    applied = server.post("/apply-template", {"messages": [{"role": "user", "content": "x"}]})
+    assert applied["prompt"] == "user: x\nassistant:"
+    described = server.get("/openapi.json")
+    assert (
+        described["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"][
+            "properties"
+        ]["top_p"]["maximum"]
+        == 1
+    )
+    metrics = server.get("/metrics")
+    for name in ["vllm:num_requests_running", "gka_generated_tokens_total", "vllm:time_to_first_token_seconds_bucket"]:
+        assert f'{name}{{model_name="fake"' in metrics
+    with pytest.raises(openai.BadRequestError, match="no embeddings"):
+        client.embeddings.create(model="fake", input="x")
+    page = server.get("/")
+    assert "<title>gka</title>" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+
+
+# --- answers
+
+
+def test_the_choices_of_every_prompt_keep_their_order(server):
+    got = server.post("/v1/completions", {"prompt": ["SAY:a", "SAY:b"], "n": 2, "max_tokens": 5})
+    assert [(choice["index"], choice["text"]) for choice in got["choices"]] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+
+
+def test_echo_with_logprobs_scores_a_prompt_as_the_harness_reads_it(server):
+    tokens = [ord(c) for c in "scored"]
+    got = server.post(
+        "/v1/completions", {"prompt": [tokens], "echo": True, "max_tokens": 1, "logprobs": 1, "temperature": 0}
+    )
+    choice = got["choices"][0]
+    scores = choice["logprobs"]
+    assert choice["text"].startswith("scored")
+    assert len(scores["tokens"]) == len(scores["token_logprobs"]) == len(scores["top_logprobs"]) == len(tokens) + 1
+    assert scores["token_logprobs"][0] is None
+    assert scores["top_logprobs"][0] is None
+    for value, top in zip(scores["token_logprobs"][1:], scores["top_logprobs"][1:], strict=True):
+        assert max(top.values()) >= value
+        assert value in top.values()
+    again = server.post("/v1/completions", {"prompt": tokens, "echo": True, "max_tokens": 0, "logprobs": 1})
+    assert again["choices"][0]["logprobs"]["token_logprobs"] == scores["token_logprobs"][:-1]
+
+
+@pytest.mark.parametrize("stop", ["END", ["zzz", "END"], ["END of", "E", "EN"]])
+def test_a_stop_text_is_never_shown_not_even_in_part(server, stop):
+    body = say("before END of it", stop=stop)
+    assert server.post("/v1/completions", body)["choices"][0]["text"] == "before "
+    events = server.stream("/v1/completions", body)
+    assert "".join(event["choices"][0]["text"] for event in events) == "before "
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_what_looked_like_a_stop_text_and_was_none_is_shown(server):
+    events = server.stream("/v1/completions", say("ENENEN", stop=["END"]))
+    assert "".join(event["choices"][0]["text"] for event in events) == "ENENEN"
+
+
+def test_a_character_is_streamed_whole(server):
+    text = "h\u00e9\u4f60\U0001f600"
+    pieces = [event["choices"][0]["text"] for event in server.stream("/v1/completions", say(text))]
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece for piece in pieces)
+    cut = server.post("/v1/completions", {"prompt": "SAY:\U0001f600", "max_tokens": 2})
+    assert cut["choices"][0]["text"] == "\ufffd"
+    assert cut["choices"][0]["finish_reason"] == "length"
+
+
+def test_own_fields(server):
+    got = server.post("/v1/completions", say("ab", certainty=True, return_token_ids=True, iterations=5))
+    assert got["choices"][0]["token_ids"] == [97, 98, 256]
+    assert got["gka"]["certainty"] == pytest.approx([0.97, 0.98, 0.56])
+    assert len(got["gka"]["layer_certainty"][0]) == 2
+    assert got["gka"]["why_not_more"] == "this engine remembers nothing"
+    assert got["usage"]["prompt_tokens_details"]["cached_tokens"] == got["gka"]["remembered_tokens"] == 0
+    streamed = server.stream("/v1/completions", say("ab", certainty=True, return_token_ids=True, iterations="auto"))
+    assert [event["gka"]["certainty"][0] for event in streamed] == pytest.approx(got["gka"]["certainty"])
+    assert [t for event in streamed for t in event["choices"][0]["token_ids"]] == got["choices"][0]["token_ids"]
+
+
+def test_a_memory_stands_before_the_prompt_and_can_be_forked(server):
+    made = server.post("/v1/memories", {"input": "SAY:remem", "name": "one"})
+    assert (made["name"], made["tokens"], made["object"]) == ("one", 9, "memory")
+    with_it = {"prompt": "bered", "memory": made["id"], "max_tokens": 20}
+    got = server.post("/v1/completions", with_it)
+    assert (
+        got["choices"][0]["text"]
+        == server.post("/v1/completions", say("remembered", max_tokens=20))["choices"][0]["text"]
+    )
+    assert got["usage"]["prompt_tokens"] == 14
+    forked = server.post(f"/v1/memories/{made['id']}/fork", {"input": "XX", "name": "two"})
+    assert server.post("/v1/completions", {"prompt": "Y", "memory": forked["id"]})["choices"][0]["text"] == "rememXXY"
+    assert {memory["name"] for memory in server.get("/v1/memories")["data"]} >= {"one", "two"}
+    assert server.get(f"/v1/memories/{made['id']}") == made
+    assert server.ask("DELETE", f"/v1/memories/{made['id']}")[2]["deleted"]
+    assert server.post("/v1/completions", with_it, status=404)["error"]["param"] == "memory"
+    assert server.ask("DELETE", f"/v1/memories/{made['id']}")[0] == 404
+    assert server.post("/v1/memories", {"input": "a", "messages": []}, status=400)["error"]["param"] == "input"
+
+
+# --- JSON, tools, reasoning
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b\u00e9"]}, "minItems": 1, "maxItems": 3},
+        "more": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/point"}]},
+    },
+    "required": ["name", "tags", "more"],
+    "additionalProperties": False,
+    "$defs": {"point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+}
+
+
+def schema_format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+
+def test_an_answer_in_a_schema_is_what_was_said_where_that_fits(server):
+    text = json.dumps(
+        {"name": 'A\u00e9"\\n', "age": -12, "tags": ["b\u00e9"], "more": {"x": 1.5e-3}}, ensure_ascii=False
+    )
+    got = server.post("/v1/completions", say(text, response_format=schema_format(SCHEMA)))
+    assert got["choices"][0]["text"] == text
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_model_wants_the_answer_stays_inside_the_format(server, seed):
+    body = {"prompt": "x", "seed": seed, "max_tokens": 400, "response_format": schema_format(SCHEMA)}
+    choice = server.post("/v1/completions", body)["choices"][0]
+    if choice["finish_reason"] == "stop":
+        value = json.loads(choice["text"])
+        assert set(value) >= {"name", "tags", "more"}
+        assert set(value["tags"]) <= {"a", "b\u00e9"}
+        assert 1 <= len(value["tags"]) <= 3
+    else:
+        assert choice["text"].startswith("{")
+    free = server.post("/v1/completions", {**body, "response_format": {"type": "json_object"}})["choices"][0]
+    if free["finish_reason"] == "stop":
+        assert isinstance(json.loads(free["text"]), dict)
+    assert free["text"].lstrip().startswith("{")
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": QWEN_LIKE, "eos_token": "<|im_end|>"}))
+    with fake(folder=folder, slots=4) as running:
+        yield running
+
+
+def chat(text, **more):
+    return {"messages": [{"role": "user", "content": "SAY:" + text + "\nassistant:"}], "max_tokens": 300, **more}
+
+
+CALLS = (
+    'ok <tool_call>\n{"name": "f", "arguments": {"x": "\u00e9", "n": 1}}\n</tool_call>'
+    '\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+)
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in "fg"
+]
+
+
+def test_tool_calls_in_the_hermes_form_are_read_whole_and_streamed(qwen):
+    client = OpenAI(base_url=f"{qwen.address}/v1", api_key="none", _strict_response_validation=True)
+    whole = client.chat.completions.create(model="fake", tools=TOOLS, **chat(CALLS))
+    message = whole.choices[0].message
+    assert whole.choices[0].finish_reason == "tool_calls"
+    assert message.content == "ok "
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls] == [
+        ("f", {"x": "\u00e9", "n": 1}),
+        ("g", {}),
+    ]
+    names, content = [], ""
+    for chunk in client.chat.completions.create(model="fake", tools=TOOLS, stream=True, **chat(CALLS)):
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        names += [(call.index, call.function.name) for call in delta.tool_calls or []]
+    assert (content, names) == ("ok ", [(0, "f"), (1, "g")])
+    plain = qwen.post("/v1/chat/completions", chat(CALLS))["choices"][0]
+    assert plain["message"]["content"] == CALLS
+    broken = "<tool_call>\nnot json\n</tool_call>"
+    assert qwen.post("/v1/chat/completions", chat(broken, tools=TOOLS))["choices"][0]["message"]["content"] == broken
+
+
+def test_reasoning_is_split_from_the_answer(qwen):
+    text = "<think>\nhm <b> </thin\n</think>\n\nSo: 4"
+    message = qwen.post("/v1/chat/completions", chat(text))["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("\nhm <b> </thin\n", "So: 4")
+    events = qwen.stream("/v1/chat/completions", chat(text))
+    for key, expected in [("reasoning_content", "\nhm <b> </thin\n"), ("content", "So: 4")]:
+        assert "".join(event["choices"][0]["delta"].get(key, "") for event in events) == expected
+    kept = qwen.post("/v1/chat/completions", chat(text, separate_reasoning=False))["choices"][0]["message"]
+    assert kept["content"] == text
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"model": "other"}, 404, "model"),
+        ({"memory": "mem-none"}, 404, "memory"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"top_p": 1.5}, 400, "top_p"),
+        ({"top_p": 0}, 400, "top_p"),
+        ({"max_tokens": -1}, 400, "max_tokens"),
+        ({"max_tokens": 1.5}, 400, "max_tokens"),
+        ({"max_tokens": 10**6}, 400, "max_tokens"),
+        ({"n": 0}, 400, "n"),
+        ({"iterations": 31}, 400, "iterations"),
+        ({"iterations": -1}, 400, "iterations"),
+        ({"iterations": "many"}, 400, "iterations"),
+        ({"iterations": True}, 400, "iterations"),
+        ({"stop": [""]}, 400, "stop"),
+        ({"stop": 5}, 400, "stop"),
+        ({"logit_bias": {"999": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"5": 200}}, 400, "logit_bias"),
+        ({"suffix": "x"}, 400, "suffix"),
+        ({"best_of": 3}, 400, "best_of"),
+        ({"logprobs": 21}, 400, "logprobs"),
+        ({"stream": "yes"}, 400, "stream"),
+        ({"certainty": 1}, 400, "certainty"),
+        ({"prompt": None}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": [257]}, 400, "prompt"),
+        ({"prompt": [[1], [-1]]}, 400, "prompt[1]"),
+        ({"prompt": {"a": 1}}, 400, "prompt"),
+        ({"prompt": "x" * 5000}, 400, "prompt"),
+        ({"temprature": 1}, 400, "temprature"),
+        ({"messages": []}, 400, "messages"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format"),
+        ({"response_format": schema_format({"type": "string", "pattern": "a"})}, 400, "response_format"),
+        ({"min_tokens": 50}, 400, "min_tokens"),
+        ({"seed": 1.5}, 400, "seed"),
+        ({"stop_token_ids": [300]}, 400, "stop_token_ids"),
+    ],
+)
+def test_a_mistake_is_named_with_its_field(server, change, status, param):
+    error = server.post("/v1/completions", {"prompt": "x", "max_tokens": 5, **change}, status=status)["error"]
+    assert error["param"] == param
+    assert error["message"]
+    assert error["type"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, "tool_choice"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
+        ({}, "messages"),
+    ],
+)
+def test_a_wrong_conversation_is_named(server, body, param):
+    assert server.post("/v1/chat/completions", body, status=400)["error"]["param"] == param
+
+
+def test_paths_methods_and_bodies_that_are_none(server):
+    assert server.ask("GET", "/nothing")[0] == 404
+    assert server.ask("GET", "/v1/completions")[0] == 405
+    for body in [
+        "",
+        "{",
+        "[1]",
+        "nul",
+        '{"prompt": "\\ud800"}',
+        b'{"prompt": "\xff"}',
+        "[" * 100_000,
+        '{"a":' * 100_000,
+    ]:
+        assert server.ask("POST", "/v1/completions", body)[0] == 400
+    keys = json.dumps({f"k{i}": i for i in range(30_000)})
+    assert server.ask("POST", "/v1/completions", keys)[0] == 400
+    assert server.ask("POST", "/v1/completions", b"x" * ((1 << 20) + 1))[0] == 413
+
+
+# --- keys, limits, clients that go away
+
+
+def test_keys_origins_and_streams_per_key():
+    with fake(keys="secret,other", streams=1, step_us=20_000, cors="https://friend.example") as server:
+        assert server.ask("GET", "/health", Authorization="")[0] == 200
+        for wrong in ["", "Bearer secre", "Bearer secret2", "Basic secret", "Bearer "]:
+            assert server.ask("GET", "/v1/models", Authorization=wrong)[0] == 401
+        assert server.ask("GET", "/v1/models")[0] == 200
+        assert server.ask("GET", "/v1/models", Origin="https://evil.example")[0] == 403
+        status, headers, _ = server.ask("OPTIONS", "/v1/models", Origin="https://friend.example", Authorization="")
+        assert (status, headers["Access-Control-Allow-Origin"]) == (204, "https://friend.example")
+        assert server.ask("GET", "/v1/models", Origin=server.address)[0] == 200
+
+        held = server.connect()
+        body = json.dumps({"prompt": "x", "max_tokens": 2000, "stream": True})
+        held.request("POST", "/v1/completions", body, {"Authorization": "Bearer secret"})
+        assert held.getresponse().status == 200
+        status, headers, answer = server.ask("POST", "/v1/completions", {"prompt": "x"})
+        assert (status, headers["Retry-After"], answer["error"]["code"]) == (429, "1", "queue_full")
+        assert (
+            server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, Authorization="Bearer other")[0]
+            == 200
+        )
+        held.close()
+        server.wait_until_idle()
+        assert server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+
+
+def test_a_full_queue_is_429_and_a_client_that_leaves_frees_its_slot():
+    with fake(slots=1, queue=1, step_us=5_000) as server:
+        held = []
+        for _ in range(2):
+            connection = server.connect()
+            connection.request(
+                "POST", "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 3000, "stream": True})
+            )
+            held.append(connection)
+            if not held[1:]:
+                connection.getresponse()
+        for _ in range(500):
+            if 'gka_requests_waiting{model_name="fake"} 1.0' in server.get("/metrics"):
+                break
+            time.sleep(0.02)
+        status, headers, _ = server.ask("POST", "/v1/completions", {"prompt": "x"})
+        assert status == 429
+        assert headers["Retry-After"]
+        for connection in held:
+            connection.sock.close() if connection.sock else connection.close()
+        del held, connection
+        server.wait_until_idle()
+        assert server.post("/v1/completions", say("again"))["choices"][0]["text"] == "again"
+
+
+def test_sigterm_lets_an_answer_end_and_refuses_new_ones():
+    with fake(step_us=10_000) as server:
+        connection = server.connect()
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 60, "stream": True}))
+        response = connection.getresponse()
+        response.read1(10)
+        server.process.send_signal(signal.SIGTERM)
+        text = response.read().decode()
+        assert text.endswith("data: [DONE]\n\n")
+        assert server.process.wait(timeout=10) == 0
+
+
+def test_a_slow_sender_is_cut_off_and_pipelined_requests_are_answered_in_order():
+    with fake(head_ms=300) as server, socket.create_connection((server.host, int(server.port)), timeout=10) as slow:
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\n")
+        with socket.create_connection((server.host, int(server.port)), timeout=10) as quick:
+            quick.sendall(b"GET /health HTTP/1.1\r\n\r\nGET /version HTTP/1.1\r\nConnection: close\r\n\r\n")
+            answer = b""
+            while part := quick.recv(65536):
+                answer += part
+            assert answer.index(b'"status"') < answer.index(b'"version"')
+        assert b" 408 " in slow.recv(65536)
+
+
+def mutations(count, seed=0):
+    """Bytes of requests, most of them wrong somewhere."""
+    rng = random.Random(seed)
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        1e308,
+        10**30,
+        "",
+        "x",
+        [],
+        {},
+        [None],
+        {"a": {}},
+        "\u0000",
+        "\U0001f600",
+        [[]],
+        math.pi,
+        "auto",
+    ]
+    names = [
+        "prompt",
+        "messages",
+        "max_tokens",
+        "stop",
+        "n",
+        "logprobs",
+        "stream",
+        "echo",
+        "iterations",
+        "memory",
+        "tools",
+        "response_format",
+        "logit_bias",
+        "seed",
+        "temperature",
+        "certainty",
+        "stream_options",
+        "chat_template_kwargs",
+    ]
+    paths = [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/tokenize",
+        "/detokenize",
+        "/v1/memories",
+        "/apply-template",
+        "/v1/memories/x/fork",
+        "/v1/models/x",
+        "/slots",
+    ]
+    for _ in range(count):
+        body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+        path = rng.choice(paths)
+        body.pop("messages" if "chat" not in path and "apply" not in path else "prompt")
+        for _ in range(rng.randrange(3)):
+            body[rng.choice(names)] = rng.choice(values)
+        data = bytearray(json.dumps(body).encode())
+        if rng.random() < 0.4 and data:
+            for _ in range(rng.randrange(1, 4)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        length = len(data) + (rng.choice([-3, 5, 10**12]) if rng.random() < 0.05 else 0)
+        method = rng.choice(["POST", "POST", "GET", "DELETE"])
+        lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Content-Length: {length}", "Connection: close", "", ""]
+        head = bytearray("\r\n".join(lines).encode())
+        if rng.random() < 0.15:
+            head[rng.randrange(len(head))] = rng.randrange(256)
+        yield bytes(head + data)
+
+
+def test_mutated_requests_do_no_harm():
+    with fake(slots=4, head_ms=100, body_ms=100) as server:
+        statuses = {}
+        for request in mutations(int(os.environ.get("GKA_MUTATIONS", "2000"))):
+            with socket.create_connection((server.host, int(server.port)), timeout=20) as connection:
+                connection.sendall(request)
+                answer = connection.recv(65536)
+            status = answer[9:12]
+            statuses[status] = statuses.get(status, 0) + 1
+        assert b"500" not in statuses, statuses
+        assert server.process.poll() is None
+        server.wait_until_idle()
+        assert server.post("/v1/completions", say("fine"))["choices"][0]["text"] == "fine"

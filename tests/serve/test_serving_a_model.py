@@ -1,0 +1,118 @@
+"""`gka serve` on a model with random weights: the command, the engine behind the API, and memories over a restart."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from openai import OpenAI
+from safetensors.torch import save_file
+from servers import started
+
+PROGRAM = Path(sys.executable).parent / "gka"
+WIDTH, VOCABULARY, HEAD = 32, 257, 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A byte model of two attention layers, written by other means than ours."""
+    folder = tmp_path_factory.mktemp("tiny")
+    config = {
+        "architectures": ["HybridQwen3ForCausalLM"],
+        "model_type": "hybrid_qwen3",
+        "hybrid_override_pattern": "*-*",
+        "hidden_size": WIDTH,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": HEAD,
+        "vocab_size": VOCABULARY,
+        "eos_token_id": 256,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    random = torch.Generator().manual_seed(0)
+    shapes = {"model.embed_tokens.weight": [VOCABULARY, WIDTH], "model.norm.weight": [WIDTH]}
+    for layer in ["model.layers.0.", "model.layers.1."]:
+        shapes |= {
+            layer + "input_layernorm.weight": [WIDTH],
+            layer + "post_attention_layernorm.weight": [WIDTH],
+            layer + "self_attn.q_proj.weight": [32, WIDTH],
+            layer + "self_attn.k_proj.weight": [16, WIDTH],
+            layer + "self_attn.v_proj.weight": [16, WIDTH],
+            layer + "self_attn.o_proj.weight": [WIDTH, 32],
+            layer + "self_attn.q_norm.weight": [HEAD],
+            layer + "self_attn.k_norm.weight": [HEAD],
+            layer + "mlp.gate_proj.weight": [64, WIDTH],
+            layer + "mlp.up_proj.weight": [64, WIDTH],
+            layer + "mlp.down_proj.weight": [WIDTH, 64],
+        }
+    weights = {
+        name: torch.ones(shape) if len(shape) == 1 else 0.3 * torch.randn(shape, generator=random)
+        for name, shape in shapes.items()
+    }
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def serve(model, *options):
+    return started(PROGRAM, "serve", model, "--tokenizer", "bytes", "--port", "0", "--device", "cpu", *options)
+
+
+def test_answers_are_those_of_the_command_line(model):
+    ids = [104, 101, 108, 108, 111]
+    with serve(model) as server:
+        client = OpenAI(base_url=f"{server.address}/v1", api_key="none", _strict_response_validation=True)
+        name = client.models.list().data[0].id
+        assert name == model.name
+        got = server.post(
+            "/v1/completions",
+            {"prompt": ids, "max_tokens": 12, "temperature": 0, "return_token_ids": True, "ignore_eos": True},
+        )
+        chat = client.chat.completions.create(
+            model=name, messages=[{"role": "user", "content": "hi"}], max_tokens=8, seed=1
+        )
+        assert chat.usage.completion_tokens <= 8
+        scored = server.post("/v1/completions", {"prompt": [ids], "echo": True, "max_tokens": 0, "logprobs": 1})
+        assert len(scored["choices"][0]["logprobs"]["token_logprobs"]) == len(ids)
+        assert (
+            server.post("/v1/completions", {"prompt": ids, "iterations": 1}, status=400)["error"]["param"]
+            == "iterations"
+        )
+    file = model / "ids.txt"
+    file.write_text(" ".join(map(str, ids)) + "\n")
+    said = subprocess.run(
+        [PROGRAM, "generate", model, "--ids", file, "--max-tokens", "12", "--greedy", "--print-ids"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = [int(token) for token in said.stdout.split()]
+    assert got["choices"][0]["token_ids"][: len(expected)] == expected
+
+
+def test_a_memory_outlives_the_server_and_answers_as_its_tokens_would(model, tmp_path):
+    memory_ids, ids = list(range(40, 120)), [1, 2, 3]
+    ask = {"max_tokens": 6, "temperature": 0, "return_token_ids": True, "logprobs": 1, "ignore_eos": True}
+    with serve(model, "--memories", tmp_path) as server:
+        status, _, made = server.ask("POST", "/v1/memories", {"input": memory_ids, "name": "numbers"})
+        if status == 400 and made["error"]["message"] == "this engine keeps no memories":
+            pytest.skip(made["error"]["message"])
+        assert (made["tokens"], made["name"]) == (80, "numbers")
+        plain = server.post("/v1/completions", {"prompt": memory_ids + ids, **ask})
+    with serve(model, "--memories", tmp_path) as server:
+        assert [memory["id"] for memory in server.get("/v1/memories")["data"]] == [made["id"]]
+        got = server.post("/v1/completions", {"prompt": ids, "memory": made["id"], **ask})
+        assert got["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+        assert got["choices"][0]["logprobs"] == plain["choices"][0]["logprobs"]
+        assert got["gka"]["remembered_tokens"] > 0
+
+
+def test_a_folder_that_is_no_model_is_one_sentence(tmp_path):
+    done = subprocess.run([PROGRAM, "serve", tmp_path, "--port", "0"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "tokenizer" in done.stderr.splitlines()[-1] or "config.json" in done.stderr.splitlines()[-1]
