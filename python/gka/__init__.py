@@ -15,6 +15,7 @@ from ._library import path as _path
 
 _load()
 
+from . import _flops  # noqa: E402, F401  (they need the library)
 from ._block import gated_rms_norm, short_conv, short_conv_step  # noqa: E402  (they need the library)
 from ._info import Backend, backends, choose_kernel  # noqa: E402
 from ._info import version as _version  # noqa: E402

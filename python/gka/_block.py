@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from . import _func
+
 _ops = torch.ops.gka
 
 
@@ -44,6 +46,10 @@ def short_conv(
     Raises:
         ValueError, TypeError: one sentence that names the argument, what it takes and what it got.
     """
+    if _func.active():
+        options = (activation, l2_norm, head_dim, eps)
+        y, state = _func.short_conv(x, weight, bias, initial_state, cu_seqlens, options, output_final_state)
+        return y, state if output_final_state else None
     y, state = _ops.short_conv(
         x,
         weight,
@@ -118,4 +124,6 @@ def gated_rms_norm(
     Returns:
         y as x.
     """
+    if _func.active():
+        return _func.gated_rms_norm(x, gate, weight, activation, eps)
     return _ops.gated_rms_norm(x, gate, weight, activation=activation, eps=eps)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from . import _func
+
 _ops = torch.ops.gka
 
 State = tuple[Tensor, Tensor]
@@ -73,6 +75,13 @@ def gated_kalmanet(
     Raises:
         ValueError, TypeError: one sentence that names the argument, what it takes and what it got.
     """
+    if _func.active():
+        h0, u0 = initial_state or (None, None)
+        number, diagonal = (0.02, ridge) if isinstance(ridge, Tensor) else (ridge, None)
+        tensors = (q, k, v, log_decay, beta, alpha, h0, u0, diagonal, cu_seqlens)
+        choices = (solver, gradient, ridge_mode, ridge_gradient, decay_keys, refine)
+        o, h, u = _func.memory("both", tensors, (scale, number, iterations, *choices), output_final_state)
+        return o, (h, u) if output_final_state else None
     o, h, u = _ops.gated_kalmanet(
         q,
         k,
@@ -222,6 +231,12 @@ def ridge_solve(
     Returns:
         x [B, T, H, D] in the type of q, and h or None.
     """
+    if _func.active():
+        number, diagonal = (0.02, ridge) if isinstance(ridge, Tensor) else (ridge, None)
+        tensors = (q, k, None, log_decay, beta, None, initial_state, None, diagonal, cu_seqlens)
+        choices = (solver, gradient, ridge_mode, ridge_gradient, True, refine)
+        x, h, _ = _func.memory("solve", tensors, (1.0, number, iterations, *choices), output_final_state)
+        return x, h if output_final_state else None
     x, h = _ops.ridge_solve(
         q,
         k,
@@ -260,6 +275,11 @@ def linear_memory(
     Returns:
         o [B, T, H, V] in the type of q, and u or None.
     """
+    if _func.active():
+        tensors = (q, k, v, log_decay, beta, None, None, initial_state, None, cu_seqlens)
+        choices = ("chebyshev", "implicit", "adaptive", True, True, True)
+        o, _, u = _func.memory("memory", tensors, (scale, 0.02, 0, *choices), output_final_state)
+        return o, u if output_final_state else None
     o, u = _ops.linear_memory(
         q,
         k,
