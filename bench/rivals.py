@@ -127,8 +127,8 @@ def measure(memory: Memory, batch: int, tokens: int, values: int, beside: bool) 
     return cells
 
 
-def setting(beside: Path | None) -> str:
-    given = f" --beside {beside.name}" if beside else ""
+def setting(beside: Path | None, only: str) -> str:
+    given = (f" --beside {beside.name}" if beside else "") + (f" --only '{only}'" if only else "")
     return (
         f"`python bench/rivals.py{given}` on {time.strftime('%Y-%m-%d %H:%M')}: {torch.cuda.get_device_name()}, "
         f"driver {driver()}, torch {torch.__version__}, gka {gka.__version__}"
@@ -167,8 +167,14 @@ def run(args: argparse.Namespace) -> int:
     times = ["8 heads, keys of 128", *(s.format(work) for work in ("forward", "forward + backward") for s in sides)]
     print(table(times, rows))
     said = __doc__.split("\n\n")[1].replace("\n", " ")
-    parts = ["## The rivals' memories, GPU", setting(args.beside), said, markdown(header, exact), markdown(times, rows)]
-    if not args.only:
+    parts = [
+        "## The rivals' memories, GPU",
+        setting(args.beside, args.only),
+        said,
+        markdown(header, exact),
+        markdown(times, rows),
+    ]
+    if args.write:
         write_section(ROOT / "docs" / "benchmarks.md", "bench/rivals.py", "\n\n".join(parts))
     return 0
 
@@ -176,7 +182,8 @@ def run(args: argparse.Namespace) -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--beside", type=Path, help="a checkout of flash-linear-attention to measure in the same run")
-    parser.add_argument("--only", default="", help="only memories whose name contains this; nothing is written then")
+    parser.add_argument("--only", default="", help="only memories whose name contains this")
+    parser.add_argument("--no-write", dest="write", action="store_false", help="leave docs/benchmarks.md as it is")
     return parser.parse_args()
 
 

@@ -101,9 +101,10 @@ struct FusedGates : torch::autograd::Function<FusedGates> {
     }
     auto gradients = backward_of(d_values, kept[0], kinds);
     variable_list results{gradients.d_projected};
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      results.push_back(gradients.d_bias[i]);
-      if (kinds[i].a_log.defined()) results.push_back(gradients.d_a_log[i]);
+    for (std::size_t i = 0; i < kinds.size(); ++i) {  // a gate that nobody asked has no gradient, not one of zeros
+      const bool asked = d_values[i].defined();
+      results.push_back(asked ? gradients.d_bias[i] : at::Tensor());
+      if (kinds[i].a_log.defined()) results.push_back(asked ? gradients.d_a_log[i] : at::Tensor());
     }
     results.emplace_back();  // for the kinds
     return results;
