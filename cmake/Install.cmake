@@ -8,7 +8,7 @@ install(TARGETS gka_kernels EXPORT gkaKernels ARCHIVE DESTINATION lib)
 install(EXPORT gkaKernels NAMESPACE gka:: DESTINATION ${GKA_CMAKE_DIR})
 
 if(TARGET gka)
-  install(TARGETS gka EXPORT gkaTorch LIBRARY DESTINATION lib)
+  install(TARGETS gka gka_engine EXPORT gkaTorch LIBRARY DESTINATION lib)
   install(EXPORT gkaTorch NAMESPACE gka:: DESTINATION ${GKA_CMAKE_DIR})
 endif()
 if(TARGET gka_python)

@@ -17,6 +17,7 @@ _load()
 
 from . import _flops  # noqa: E402, F401  (they need the library)
 from ._block import gated_rms_norm, short_conv, short_conv_step  # noqa: E402  (they need the library)
+from ._engine import Engine  # noqa: E402
 from ._info import Backend, backends, choose_kernel  # noqa: E402
 from ._info import version as _version  # noqa: E402
 from ._memory import memory  # noqa: E402
@@ -48,6 +49,7 @@ def __getattr__(name: str) -> object:
 
 __all__ = [
     "Backend",
+    "Engine",
     "Tokenizer",
     "__version__",
     "backends",

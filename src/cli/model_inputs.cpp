@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/files.h"
+#include "data/token_file.h"
 #include "models/checkpoint.h"
 #include "models/dtypes.h"
 
@@ -117,6 +118,21 @@ std::vector<Tokens> read_ids(const std::string& path, std::int64_t vocabulary) {
       throw std::runtime_error(where + " is empty; each line is a sequence of token numbers");
     start = end + 1;
   }
+  return sequences;
+}
+
+std::vector<Tokens> read_token_file(const std::string& path, std::int64_t vocabulary) {
+  const data::TokenFile file(path);
+  std::vector<Tokens> sequences;
+  const auto offsets = file.offsets();
+  for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
+    Tokens document(offsets[i + 1] - offsets[i]);
+    if (document.empty()) continue;
+    file.read(static_cast<std::int64_t>(offsets[i]), document);
+    for (const auto token : document) check_token(token, vocabulary, "document " + std::to_string(i) + " of " + path);
+    sequences.push_back(std::move(document));
+  }
+  if (sequences.empty()) throw std::runtime_error(path + " has no tokens in it");
   return sequences;
 }
 

@@ -38,6 +38,9 @@ using Tokens = std::vector<std::int64_t>;
 /// not a number below `vocabulary`, a line in between is empty, or there is nothing at all.
 std::vector<Tokens> read_ids(const std::string& path, std::int64_t vocabulary);
 
+/// The documents of a token file, but empty ones.
+std::vector<Tokens> read_token_file(const std::string& path, std::int64_t vocabulary);
+
 /// One sequence. Throws where it has no tokens, or one that the model does not have.
 Tokens encode(const data::Tokenizer& tokenizer, const std::string& text, const std::string& what,
               std::int64_t vocabulary);

@@ -1,16 +1,15 @@
-// `gka score`: how likely a model finds texts. Sequences go through it packed, several at a time, and the logits of
-// more than a few tokens exist only where they are asked for.
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
+// `gka score`: how likely a model finds texts. The engine reads them, so the numbers are those a server gives for
+// `echo` with `logprobs`.
 #include <ATen/ops/tensor.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
+#include <algorithm>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,47 +18,49 @@
 #include "base/files.h"
 #include "cli/commands.h"
 #include "cli/model_inputs.h"
+#include "cli/progress.h"
+#include "infer/make_engine.h"
 #include "models/safetensors.h"
 
 namespace gka::cli {
 namespace {
 
-constexpr std::int64_t kTokensAtOnce = 4096;  // of several sequences; a longer one goes alone
+constexpr std::size_t kAtOnce = 16;  // sequences in the engine at a time
 
 struct Arguments {
   ModelArguments model;
-  std::string text;
-  std::string ids;
+  std::string text, ids, tokens;
   std::string logits;
+  std::int64_t window = 0, overlap = 0;
+  bool per_token = false;
 };
 
-/// The log-probability of every token but the first, given those before it.
+/// The log-probability of every token but the first, given those before it (in its window).
 struct Score {
   std::int64_t tokens = 0;
-  std::vector<double> log_probabilities;
+  std::vector<double> log_probabilities{};
 };
 
-/// A live line on a terminal, nothing elsewhere.
-class Progress {
- public:
-  explicit Progress(std::size_t sequences) : sequences_(sequences), live_(::isatty(STDERR_FILENO) != 0) {}
-  ~Progress() {
-    if (live_) std::fputs("\r\033[K", stderr);
-  }
-
-  void show(std::size_t done, std::int64_t tokens) const {
-    if (!live_) return;
-    std::fprintf(stderr, "\r\033[K%zu of %zu sequences, %.0f tokens/s", done, sequences_,
-                 static_cast<double>(tokens) / std::max(seconds(), 1e-9));
-  }
-  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  std::size_t sequences_;
-  bool live_;
-  Clock::time_point start_ = Clock::now();
+/// Tokens first … end − 1 of a sequence in one piece; the first `known` of them are only there to be seen.
+struct Window {
+  std::size_t sequence;
+  std::int64_t first, end, known;
 };
+
+std::vector<Window> cut(const std::vector<Tokens>& sequences, const Arguments& arguments) {
+  std::vector<Window> windows;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const auto size = std::ssize(sequences[i]), most = arguments.window > 0 ? arguments.window : size;
+    std::int64_t scored = 0;
+    do {
+      const auto first = std::max<std::int64_t>(0, scored - arguments.overlap);
+      const auto end = std::min(size, first + most);
+      windows.push_back({.sequence = i, .first = first, .end = end, .known = scored - first});
+      scored = end;
+    } while (scored < size);
+  }
+  return windows;
+}
 
 std::optional<models::SafetensorsWriter> open_logits(const std::string& path, const std::vector<Tokens>& sequences,
                                                      std::int64_t vocabulary) {
@@ -72,30 +73,84 @@ std::optional<models::SafetensorsWriter> open_logits(const std::string& path, co
   return std::make_optional<models::SafetensorsWriter>(path, std::move(planned));
 }
 
-/// The sequences from `begin` on that go through the model together, scored; appends to `scores`.
-void score_some(const models::Decoder& decoder, const std::vector<Tokens>& sequences, models::SafetensorsWriter* logits,
-                std::vector<Score>& scores) {
-  Tokens ids, labels, bounds{0};
-  auto end = scores.size();
-  while (end < sequences.size()) {
-    const auto& sequence = sequences[end];
-    if (!ids.empty() && std::ssize(ids) + std::ssize(sequence) > kTokensAtOnce) break;
-    ids.insert(ids.end(), sequence.begin(), sequence.end());
-    labels.insert(labels.end(), sequence.begin() + 1, sequence.end());
-    labels.push_back(kIgnoredLabel);
-    bounds.push_back(std::ssize(ids));
-    ++end;
+/// Scores windows with an engine, several at a time and in any order.
+class Scoring {
+ public:
+  Scoring(infer::Engine& engine, const std::vector<Tokens>& sequences) : engine_(engine), sequences_(sequences) {
+    for (const auto& sequence : sequences) scores_.push_back({.tokens = std::ssize(sequence)});
   }
-  const auto packed = layers::Sequences::packed(bounds, decoder.device());
-  const auto hidden = decoder.forward(at::tensor(ids, at::kLong).unsqueeze(0), packed).hidden.squeeze(0);
-  const auto all = decoder.log_probabilities(hidden, at::tensor(labels, at::kLong)).to(at::kCPU, at::kDouble);
-  const auto* values = all.const_data_ptr<double>();
-  for (std::size_t n = 0; n + 1 < bounds.size(); ++n) {
-    const auto length = bounds[n + 1] - bounds[n];
-    scores.push_back({.tokens = length, .log_probabilities = {values + bounds[n], values + bounds[n + 1] - 1}});
-    if (logits != nullptr) logits->write(decoder.logits(hidden.narrow(0, bounds[n], length)).to(at::kCPU, at::kFloat));
+
+  /// With `logits`, one after the other, for they are written in order.
+  std::vector<Score> run(const std::vector<Window>& windows, models::SafetensorsWriter* logits) {
+    results_.resize(windows.size());
+    LiveLine line;
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+      submit(windows, i, logits);
+      wait(logits != nullptr ? 1 : kAtOnce);
+      line.show([&] {
+        return std::to_string(i + 1) + " of " + std::to_string(windows.size()) + " sequences or windows begun";
+      });
+    }
+    wait(1);
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+      auto& all = scores_[windows[i].sequence].log_probabilities;
+      all.insert(all.end(), results_[i].begin(), results_[i].end());
+    }
+    return std::move(scores_);
   }
-}
+
+ private:
+  void submit(const std::vector<Window>& windows, std::size_t i, models::SafetensorsWriter* logits) {
+    const auto& window = windows[i];
+    const auto& sequence = sequences_[window.sequence];
+    infer::Request request{.max_tokens = 0, .prompt_logprobs = true};
+    request.prompt.assign(sequence.begin() + window.first, sequence.begin() + window.end);
+    infer::Sink sink;
+    sink.on_prompt = [this, i, known = std::max<std::int64_t>(window.known, 1)](const auto& events) {
+      for (auto t = static_cast<std::size_t>(known); t < events.size(); ++t) results_[i].push_back(events[t].logprob);
+    };
+    const auto rows = std::make_shared<std::vector<float>>();
+    if (logits != nullptr) {
+      sink.on_logits = [rows](std::span<const float> row) { rows->insert(rows->end(), row.begin(), row.end()); };
+    }
+    sink.on_end = [this, rows, logits](infer::Finish, const infer::Usage& usage, const std::string& error) {
+      const std::lock_guard lock(mutex_);
+      if (error_.empty()) error_ = error;
+      if (logits != nullptr && error.empty()) write(*rows, usage.prompt_tokens, *logits);
+      --running_;
+      changed_.notify_all();
+    };
+    {
+      const std::lock_guard lock(mutex_);
+      ++running_;
+    }
+    engine_.submit(std::move(request), std::move(sink));
+  }
+
+  void write(const std::vector<float>& rows, std::int64_t tokens, models::SafetensorsWriter& logits) {
+    try {
+      logits.write(at::tensor(rows).view({tokens, -1}));
+    } catch (const std::exception& error) {
+      error_ = error.what();
+    }
+  }
+
+  /// Until fewer than `most` run.
+  void wait(std::size_t most) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return running_ < most; });
+    if (!error_.empty()) throw std::runtime_error(error_);
+  }
+
+  infer::Engine& engine_;
+  const std::vector<Tokens>& sequences_;
+  std::vector<Score> scores_;
+  std::vector<std::vector<double>> results_;  // of each window
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t running_ = 0;
+  std::string error_;
+};
 
 double sum(const std::vector<double>& values) {
   double total = 0;
@@ -108,54 +163,59 @@ Json perplexity(double log_probability, std::int64_t tokens) {
   return tokens > 0 ? Json(std::exp(-log_probability / static_cast<double>(tokens))) : Json(nullptr);
 }
 
-Json report(const std::string& model, const std::vector<Score>& scores) {
+Json report(const Arguments& arguments, const std::vector<Score>& scores) {
   Json sequences = Json::array();
   double total = 0;
   std::int64_t tokens = 0, predicted = 0;
   for (const auto& score : scores) {
     const auto log_probability = sum(score.log_probabilities);
     const auto count = std::ssize(score.log_probabilities);
-    sequences.push_back({{"tokens", score.tokens},
-                         {"log_probability", log_probability},
-                         {"perplexity", perplexity(log_probability, count)},
-                         {"log_probabilities", score.log_probabilities}});
+    if (arguments.per_token) {
+      sequences.push_back({{"tokens", score.tokens},
+                           {"log_probability", log_probability},
+                           {"perplexity", perplexity(log_probability, count)},
+                           {"log_probabilities", score.log_probabilities}});
+    }
     total += log_probability;
     tokens += score.tokens;
     predicted += count;
   }
-  return {{"model", model},
-          {"tokens", tokens},
-          {"predicted_tokens", predicted},
-          {"log_probability", total},
-          {"perplexity", perplexity(total, predicted)},
-          {"sequences", std::move(sequences)}};
+  Json summary{{"model", arguments.model.model},
+               {"tokens", tokens},
+               {"predicted_tokens", predicted},
+               {"log_probability", total},
+               {"perplexity", perplexity(total, predicted)}};
+  summary["sequences"] = arguments.per_token ? std::move(sequences) : Json(scores.size());
+  return summary;
+}
+
+std::vector<Tokens> inputs_of(const Arguments& arguments, std::int64_t vocabulary) {
+  if (!arguments.ids.empty()) return read_ids(arguments.ids, vocabulary);
+  if (!arguments.tokens.empty()) return read_token_file(arguments.tokens, vocabulary);
+  return {encode(load_tokenizer(arguments.model), read_text(arguments.text), arguments.text, vocabulary)};
 }
 
 int run(const Arguments& arguments) {
-  const at::NoGradGuard no_gradient;
-  const auto decoder = load(arguments.model);
+  if (arguments.overlap >= arguments.window && arguments.overlap > 0) {
+    throw std::runtime_error("--overlap is " + std::to_string(arguments.overlap) + " and must be below --window, " +
+                             std::to_string(arguments.window));
+  }
+  auto decoder = load(arguments.model);
   const auto vocabulary = decoder.config().vocab_size;
-  const auto sequences = !arguments.ids.empty()
-                             ? read_ids(arguments.ids, vocabulary)
-                             : std::vector<Tokens>{encode(load_tokenizer(arguments.model), read_text(arguments.text),
-                                                          arguments.text, vocabulary)};
+  const auto sequences = inputs_of(arguments, vocabulary);
+  const auto windows = cut(sequences, arguments);
+  std::int64_t longest = 0, tokens = 0;
+  for (const auto& window : windows) longest = std::max(longest, window.end - window.first);
+  for (const auto& sequence : sequences) tokens += std::ssize(sequence);
   auto writer = open_logits(arguments.logits, sequences, vocabulary);
 
-  std::vector<Score> scores;
-  double seconds = 0;
-  std::int64_t tokens = 0;
-  {
-    Progress progress(sequences.size());
-    while (scores.size() < sequences.size()) {
-      score_some(decoder, sequences, writer ? &*writer : nullptr, scores);
-      tokens = 0;
-      for (const auto& score : scores) tokens += score.tokens;
-      progress.show(scores.size(), tokens);
-    }
-    seconds = progress.seconds();
-  }
+  const auto engine = infer::make_engine(
+      std::move(decoder), {.slots = kAtOnce, .context = longest, .snapshot_bytes = -1, .queue = 2 * kAtOnce});
+  const LiveLine clock;
+  const auto scores = Scoring(*engine, sequences).run(windows, writer ? &*writer : nullptr);
+  const auto seconds = clock.seconds();
   if (writer) writer->commit();
-  std::cout << report(arguments.model.model, scores).dump(2) << "\n";
+  std::cout << report(arguments, scores).dump(2) << "\n";
   std::fprintf(stderr, "gka: scored %zu sequences, %lld tokens in %.1f s%s%s\n", scores.size(),
                static_cast<long long>(tokens), seconds, writer ? ", logits in " : "", arguments.logits.c_str());
   return 0;
@@ -170,14 +230,28 @@ Action declare_score(CLI::App& app) {
   input->add_option("--text", arguments->text, "A text file, scored as one sequence")->type_name("FILE");
   input->add_option("--ids", arguments->ids, "Token numbers separated by white space, one sequence per line")
       ->type_name("FILE");
+  input->add_option("--tokens", arguments->tokens, "A token file of gka tokenize; each document is a sequence")
+      ->type_name("FILE");
   input->require_option(1);
+  auto* window = app.add_option("--window", arguments->window,
+                                "Score longer sequences in windows of so many tokens, each read by itself")
+                     ->check(CLI::PositiveNumber)
+                     ->type_name("N");
+  app.add_option("--overlap", arguments->overlap,
+                 "Windows begin so many tokens earlier, which they see and do not score")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(window)
+      ->type_name("N");
+  app.add_flag("--per-token", arguments->per_token, "List every sequence with the log-probability of each token");
   app.add_option(
          "--logits", arguments->logits,
          "Write logits.0, logits.1, … ([tokens, vocabulary], float32), one per line of input, to a safetensors file")
+      ->excludes(window)
       ->type_name("FILE");
   app.footer(
-      "Writes JSON to standard output: perplexity, and the log-probability of every token but the first of each\n"
-      "sequence given those before it.");
+      "Writes JSON to standard output: tokens, their log-probability and perplexity over all sequences; each token "
+      "but\n"
+      "the first of a sequence (or of a window without overlap) is scored given those before it.");
   return [arguments] { return run(*arguments); };
 }
 

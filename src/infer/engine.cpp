@@ -9,6 +9,8 @@
 #include <cmath>
 #include <condition_variable>
 #include <deque>
+#include <functional>
+#include <future>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -16,6 +18,7 @@
 #include <utility>
 
 #include "infer/make_engine.h"
+#include "infer/memories.h"
 #include "infer/scheduler.h"
 #include "models/checkpoint.h"
 #include "models/dtypes.h"
@@ -48,10 +51,10 @@ std::int64_t automatic_iterations(const layers::GkaConfig& gka) {
   return std::clamp<std::int64_t>(enough, 1, std::max<std::int64_t>(gka.num_iter, 1));
 }
 
-/// What the model was made for, where its configuration says so.
+/// What the model was made for. Without full attention no length is too long.
 std::int64_t own_context(const models::ModelConfig& config) {
-  const auto found = config.extra.find("max_position_embeddings");
-  return found != config.extra.end() && found->is_number_integer() ? found->get<std::int64_t>() : kLongContext;
+  const bool attends = std::ranges::count(config.layer_types, "*") > 0;
+  return attends && config.max_position_embeddings > 0 ? config.max_position_embeddings : kLongContext;
 }
 
 /// Where the options leave it open: as many sequences and as much context as a part of the memory holds.
@@ -85,7 +88,10 @@ SchedulerOptions fitting(const models::Decoder& decoder, const EngineOptions& op
 class EngineOnAThread final : public Engine {
  public:
   EngineOnAThread(models::Decoder decoder, const EngineOptions& options)
-      : decoder_(std::move(decoder)), options_(options), fitting_(fitting(decoder_, options)) {
+      : decoder_(std::move(decoder)),
+        options_(options),
+        fitting_(fitting(decoder_, options)),
+        memories_(options.memories) {
     std::unique_lock lock(mutex_);
     thread_ = std::thread([this] { work(); });
     changed_.wait(lock, [&] { return ready_ || failure_; });
@@ -108,6 +114,7 @@ class EngineOnAThread final : public Engine {
     auto sequence = std::make_unique<Sequence>();
     sequence->tokens = request.prompt;
     sequence->prompt = std::ssize(sequence->tokens);
+    if (!request.memory.empty()) put_before(*sequence, own_memory(request.memory));
     sequence->request = std::move(request);
     sequence->sink = std::move(sink);
     check(*sequence);
@@ -135,10 +142,37 @@ class EngineOnAThread final : public Engine {
     changed_.wait(lock, [&] { return idle_ && inbox_.empty(); });
   }
 
-  MemoryInfo create_memory(std::vector<std::int64_t>, std::string) override { no_memories(); }
-  MemoryInfo fork_memory(const std::string&, std::vector<std::int64_t>, std::string) override { no_memories(); }
-  std::vector<MemoryInfo> memories() const override { return {}; }
-  bool delete_memory(const std::string&) override { return false; }
+  MemoryInfo create_memory(std::vector<std::int64_t> tokens, std::string name) override {
+    auto memory = memories_.make(std::move(name), std::move(tokens), model());
+    auto sequence = std::make_unique<Sequence>();
+    sequence->tokens = memory.tokens;
+    sequence->prompt = memory.info.tokens;
+    sequence->request = {.prompt = memory.tokens, .max_tokens = 0};
+    check(*sequence);
+    auto remembered = remember(std::move(sequence), memory);
+    if (!memory.file.empty()) write_memory(memory, remembered);
+    memories_.add(memory);
+    return memory.info;
+  }
+
+  MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name) override {
+    auto tokens = own_memory(id).tokens;
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    return create_memory(std::move(tokens), std::move(name));
+  }
+
+  std::vector<MemoryInfo> memories() const override { return memories_.list(); }
+
+  bool delete_memory(const std::string& id) override {
+    const auto gone = memories_.remove(id);
+    if (!gone) return false;
+    if (gone->resident) {
+      post_task([tokens = on_grid(gone->tokens), iterations = own_iterations()](Scheduler& scheduler) {
+        scheduler.snapshots().unpin(iterations, tokens);
+      });
+    }
+    return true;
+  }
 
   std::int64_t vocabulary() const override { return decoder_.config().vocab_size; }
   std::int64_t context() const override { return fitting_.pool.context; }
@@ -148,7 +182,81 @@ class EngineOnAThread final : public Engine {
   }
 
  private:
-  [[noreturn]] static void no_memories() { refuse("memory", "this engine keeps no memories"); }
+  static Tokens on_grid(const Tokens& tokens) {
+    return {tokens.begin(), tokens.begin() + grid_floor(std::ssize(tokens))};
+  }
+  std::int64_t own_iterations() const { return decoder_.config().mixer.gka.num_iter; }
+
+  /// The model's hash, which takes a look at every weight: made when first asked for.
+  std::string model() const {
+    std::call_once(hashed_, [&] { hash_ = hash_of(decoder_); });
+    return hash_;
+  }
+
+  Memory own_memory(const std::string& id) const {
+    const auto memory = memories_.find(id);
+    if (!memory) refuse(Refused::Reason::unknown_memory, "memory", "there is no memory '" + id + "'");
+    if (memory->model != model()) refuse("memory", "the memory '" + id + "' was made with another model");
+    return *memory;
+  }
+
+  /// Reads a memory's tokens up to its last grid point; waits until that is done, and says in `memory` what it takes.
+  Remembered remember(std::unique_ptr<Sequence> sequence, Memory& memory) {
+    Remembered remembered;
+    sequence->tokens = on_grid(memory.tokens);
+    sequence->prompt = std::ssize(sequence->tokens);
+    if (sequence->tokens.empty()) return remembered;
+    std::promise<std::string> done;
+    sequence->on_read = [&remembered](Scheduler& scheduler, Sequence& read) {
+      remembered.snapshot = Scheduler::snapshot_of(read);
+      if (scheduler.pool().pages_needed()) remembered.pages = scheduler.pool().read_pages(read.pages);
+      scheduler.snapshots().add(read.iterations, read.tokens, remembered.snapshot, read.pages, /*pinned=*/true);
+    };
+    sequence->sink.on_end = [&done](Finish finish, const Usage&, const std::string& error) {
+      done.set_value(finish == Finish::length ? "" : error.empty() ? "the engine stopped before it was read" : error);
+    };
+    post(std::move(sequence));
+    const auto error = done.get_future().get();
+    if (!error.empty()) throw std::runtime_error("the memory was not made: " + error);
+    memory.resident = true;
+    memory.info.state_bytes = remembered.snapshot.bytes;
+    for (const auto& page : remembered.pages) memory.info.cache_bytes += static_cast<std::int64_t>(page.nbytes());
+    return remembered;
+  }
+
+  /// Puts a memory's tokens before the prompt; one that lies on the disk alone is fetched when its turn comes.
+  void put_before(Sequence& sequence, const Memory& memory) {
+    sequence.tokens.insert(sequence.tokens.begin(), memory.tokens.begin(), memory.tokens.end());
+    sequence.before = memory.info.tokens;
+    sequence.prompt = std::ssize(sequence.tokens);
+    if (memory.resident || memory.file.empty()) return;
+    sequence.on_begin = [this, id = memory.info.id](Scheduler& scheduler, Sequence&) { fetch(scheduler, id); };
+  }
+
+  /// On the engine's thread. Where there is no room for its pages its tokens are simply read again.
+  void fetch(Scheduler& scheduler, const std::string& id) {
+    const auto memory = memories_.find(id);
+    if (!memory || memory->resident) return;
+    const auto tokens = on_grid(memory->tokens);
+    auto& pool = scheduler.pool();
+    const auto count = pool.pages_needed() ? pages_for(std::ssize(tokens)) : 0;
+    if (tokens.empty() || !(pool.pages_free() >= count || scheduler.snapshots().free_pages(count))) return;
+    const auto remembered = read_remembered(memory->file, decoder_);
+    if (!remembered.snapshot.hidden.defined()) return;
+    const auto pages = pool.take_pages(count);
+    if (pool.pages_needed()) pool.write_pages(*pages, remembered.pages);
+    scheduler.snapshots().add(own_iterations(), tokens, remembered.snapshot, *pages, /*pinned=*/true);
+    for (const auto page : *pages) pool.release(page);
+    memories_.set_resident(id);
+  }
+
+  void post_task(std::function<void(Scheduler&)> task) {
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    changed_.notify_all();
+  }
 
   void check(Sequence& sequence) const {
     const auto& request = sequence.request;
@@ -247,23 +355,32 @@ class EngineOnAThread final : public Engine {
         scheduler->end_all(Finish::error, error.what());
       }
     }
-    if (scheduler) scheduler->end_all(Finish::cancelled, "");
+    if (!scheduler) return;
+    const std::lock_guard lock(mutex_);  // nobody posts any more
+    for (auto& sequence : inbox_) scheduler->add(std::move(sequence));
+    inbox_.clear();
+    scheduler->end_all(Finish::cancelled, "");
   }
 
   /// Waits for something to do; false: it is over.
   bool take_mail(Scheduler& scheduler) {
     std::deque<std::unique_ptr<Sequence>> arrived;
     std::vector<RequestId> cancelled;
+    std::vector<std::function<void(Scheduler&)>> tasks;
     {
       std::unique_lock lock(mutex_);
       stats_ = scheduler.stats();
       idle_ = scheduler.idle() && inbox_.empty();
       if (idle_) changed_.notify_all();
-      changed_.wait(lock, [&] { return closing_ || !scheduler.idle() || !inbox_.empty() || !cancelled_.empty(); });
+      changed_.wait(lock, [&] {
+        return closing_ || !scheduler.idle() || !inbox_.empty() || !cancelled_.empty() || !tasks_.empty();
+      });
       arrived.swap(inbox_);
+      tasks.swap(tasks_);
       cancelled.swap(cancelled_);
       stats_.waiting += std::ssize(arrived);
     }
+    for (const auto& task : tasks) task(scheduler);
     for (auto& sequence : arrived) scheduler.add(std::move(sequence));
     for (const auto id : cancelled) scheduler.cancel(id);
     const std::lock_guard lock(mutex_);
@@ -273,11 +390,15 @@ class EngineOnAThread final : public Engine {
   const models::Decoder decoder_;
   const EngineOptions options_;
   const SchedulerOptions fitting_;
+  Memories memories_;
+  mutable std::once_flag hashed_;
+  mutable std::string hash_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Sequence>> inbox_;
   std::vector<RequestId> cancelled_;
+  std::vector<std::function<void(Scheduler&)>> tasks_;
   Stats stats_{};
   RequestId last_id_ = 0;
   bool ready_ = false, stopping_ = false, closing_ = false, idle_ = true;

@@ -188,6 +188,7 @@ Scheduler::Sequences::iterator Scheduler::next_to_read() {
 /// Looks for what is remembered of the prompt, as late as can be: another request may have read it meanwhile.
 void Scheduler::begin(Sequence& sequence) {
   sequence.begun = true;
+  if (sequence.on_begin) sequence.on_begin(*this, sequence);
   const auto& request = sequence.request;
   // The certainty that comes with the first new token is that of the prompt's last: somebody has to read it.
   const auto usable = sequence.prompt - (request.certainty ? 1 : 0);
@@ -270,12 +271,16 @@ std::int64_t Scheduler::read_piece(Sequence& sequence, std::int64_t budget) {
   sequence.read = end;
   stats_.prompt_tokens += count;
   if (sequence.marks.contains(end)) {
-    Snapshot snapshot{.state = sequence.state, .hidden = sequence.hidden};
-    snapshot.bytes = bytes_of(snapshot.state) + static_cast<std::int64_t>(snapshot.hidden.nbytes());
     snapshots_.add(sequence.iterations, std::span(sequence.tokens).first(static_cast<std::size_t>(end)),
-                   std::move(snapshot), sequence.pages);
+                   snapshot_of(sequence), sequence.pages);
   }
   return count;
+}
+
+Snapshot Scheduler::snapshot_of(const Sequence& sequence) {
+  return {.state = sequence.state,
+          .hidden = sequence.hidden,
+          .bytes = bytes_of(sequence.state) + static_cast<std::int64_t>(sequence.hidden.nbytes())};
 }
 
 /// The prompt's own probabilities: what is at `read + i` says how likely the token after it is.
@@ -307,7 +312,7 @@ void Scheduler::score_piece(Sequence& sequence, const at::Tensor& hidden, const 
 }
 
 void Scheduler::prompt_is_read(Sequence& sequence) {
-  if (sequence.on_read) sequence.on_read(sequence);
+  if (sequence.on_read) sequence.on_read(*this, sequence);
   if (sequence.request.prompt_logprobs && sequence.sink.on_prompt) sequence.sink.on_prompt(sequence.scored);
   if (sequence.request.max_tokens == 0) {
     finish(sequence, Finish::length, "");

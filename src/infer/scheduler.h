@@ -46,6 +46,9 @@ class Scheduler {
   Stats stats() const;
   Pool& pool() { return pool_; }
   Snapshots& snapshots() { return snapshots_; }
+  const models::Decoder& decoder() const { return decoder_; }
+  /// What a sequence whose prompt is being read knows now.
+  static Snapshot snapshot_of(const Sequence& sequence);
 
  private:
   using Sequences = std::list<std::unique_ptr<Sequence>>;

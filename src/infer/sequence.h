@@ -14,6 +14,7 @@
 
 namespace gka::infer {
 
+class Scheduler;
 using Tokens = std::vector<std::int64_t>;
 
 struct Sequence {
@@ -25,8 +26,8 @@ struct Sequence {
   std::int64_t before = 0;         // of those, how many are the memory's
   std::int64_t iterations = 0;     // of GKA's solver
   std::set<std::int64_t> marks{};  // grid points where a snapshot is worth it
-  /// Called once the prompt is read, before anything is drawn; for the engine's own requests.
-  std::function<void(Sequence&)> on_read{};
+  // For the engine's own ends: before the prompt is looked up, and once it is read, before anything is drawn.
+  std::function<void(Scheduler&, Sequence&)> on_begin{}, on_read{};
 
   // While it has a place in the pool:
   std::int64_t slot = -1;

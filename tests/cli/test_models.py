@@ -86,7 +86,7 @@ def model(tmp_path_factory):
 def test_score_gives_the_logits_of_published_checkpoints(golden, tmp_path):
     expected = load_file(golden / "golden.safetensors")
     ids = write_ids(tmp_path / "ids.txt", [expected[f"input_ids.{i}"].tolist() for i in range(3)])
-    done = call("score", golden, "--ids", ids, "--logits", tmp_path / "logits.safetensors")
+    done = call("score", golden, "--ids", ids, "--per-token", "--logits", tmp_path / "logits.safetensors")
     assert done.returncode == 0, done.stderr
     logits = load_file(tmp_path / "logits.safetensors")
     result = json.loads(done.stdout)
@@ -120,14 +120,15 @@ def test_generate_gives_the_greedy_tokens_of_published_checkpoints(golden, tmp_p
 def test_a_text_is_scored_through_the_tokenizer(model, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("äb\n")
-    by_text = json.loads(call("score", model, "--text", text, "--tokenizer", "bytes").stdout)
-    by_ids = json.loads(call("score", model, "--ids", write_ids(tmp_path / "ids.txt", [text.read_bytes()])).stdout)
+    ids = write_ids(tmp_path / "ids.txt", [text.read_bytes()])
+    by_text = json.loads(call("score", model, "--text", text, "--tokenizer", "bytes", "--per-token").stdout)
+    by_ids = json.loads(call("score", model, "--ids", ids, "--per-token").stdout)
     assert by_text["sequences"] == by_ids["sequences"]
     assert by_text["tokens"] == 4
 
 
 def test_a_sequence_of_one_token_has_nothing_to_predict(model, tmp_path):
-    result = json.loads(call("score", model, "--ids", write_ids(tmp_path / "ids.txt", [[7]])).stdout)
+    result = json.loads(call("score", model, "--ids", write_ids(tmp_path / "ids.txt", [[7]]), "--per-token").stdout)
     assert result["sequences"] == [{"tokens": 1, "log_probability": 0.0, "perplexity": None, "log_probabilities": []}]
 
 
@@ -148,7 +149,59 @@ def test_a_seed_repeats_and_sampling_obeys_its_options(model, tmp_path):
     assert numbers("--seed", 1) == numbers("--seed", 1)
     assert numbers("--seed", 1) != numbers("--seed", 2)
     assert numbers("--top-p", 1e-9) == numbers("--greedy")
+    assert numbers("--top-k", 1) == numbers("--min-p", 1) == numbers("--greedy")
     assert numbers("--temperature", 1e-6) == numbers("--greedy")
+
+
+def test_a_summary_is_the_sum_of_its_tokens(model, tmp_path):
+    ids = write_ids(tmp_path / "ids.txt", [range(100), [3, 1, 4]])
+    short, full = (json.loads(call("score", model, "--ids", ids, *more).stdout) for more in [[], ["--per-token"]])
+    assert short["sequences"] == 2
+    assert {key: full[key] for key in full if key != "sequences"} == {
+        key: short[key] for key in short if key != "sequences"
+    }
+
+
+def test_windows_score_each_token_once_and_see_what_they_overlap(model, tmp_path):
+    tokens = [(7 * i) % 251 for i in range(20)]
+    ids = write_ids(tmp_path / "ids.txt", [tokens])
+
+    def scores(*options):
+        done = call("score", model, "--ids", ids, "--per-token", *options)
+        return json.loads(done.stdout)["sequences"][0]["log_probabilities"]
+
+    pieces = [tokens[:8], tokens[8:16], tokens[16:]]
+    alone = json.loads(call("score", model, "--ids", write_ids(tmp_path / "pieces.txt", pieces), "--per-token").stdout)
+    assert scores("--window", 8) == [value for piece in alone["sequences"] for value in piece["log_probabilities"]]
+    assert len(scores("--window", 8, "--overlap", 4)) == 19
+    assert scores("--window", 20, "--overlap", 4) == scores()
+
+
+def test_a_token_file_is_scored_document_by_document(model, tmp_path):
+    (tmp_path / "text.txt").write_text("one\n")
+    done = call("tokenize", tmp_path / "text.txt", "--tokenizer", "bytes", "--out", tmp_path / "text")
+    assert done.returncode == 0, done.stderr
+    by_file = json.loads(call("score", model, "--tokens", tmp_path / "text.tokens", "--per-token").stdout)
+    ids = write_ids(tmp_path / "ids.txt", [[*b"one\n", 256][: by_file["tokens"]]])
+    by_ids = json.loads(call("score", model, "--ids", ids, "--per-token").stdout)
+    assert by_file["sequences"] == by_ids["sequences"]
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_shown(model, tmp_path):
+    arguments = [PROGRAM, "generate", model, "--prompt-file", "-", "--tokenizer", "bytes", "--seed", "5"]
+
+    def text(*options):
+        return subprocess.run([*map(str, arguments), *options], input=b"abc", capture_output=True).stdout[:-1]
+
+    whole = text("--max-tokens", "40")
+    stop = whole.decode(errors="replace")[5:7]
+    assert text("--max-tokens", "40", "--stop", stop) == whole[: whole.find(stop.encode())]
+    assert (
+        whole
+        == subprocess.run(
+            [*map(str, arguments[:3]), "--prompt", "abc", *arguments[5:], "--max-tokens", "40"], capture_output=True
+        ).stdout[:-1]
+    )
 
 
 def test_an_end_token_ends_the_text(model, tmp_path):
@@ -224,9 +277,11 @@ def test_a_model_without_a_tokenizer_says_what_to_do(model):
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
     [
-        ("score", [], "[--text,--ids] is required"),
-        ("score", ["--ids", "a", "--text", "b"], "[--text,--ids] is required"),
-        ("generate", ["--ids", "a"], "--max-tokens"),
+        ("score", [], "[--text,--ids,--tokens] is required"),
+        ("score", ["--ids", "a", "--text", "b"], "[--text,--ids,--tokens] is required"),
+        ("score", ["--ids", "a", "--overlap", "3"], "--window"),
+        ("generate", ["--ids", "a", "--max-tokens", "-1"], "--max-tokens"),
+        ("generate", ["--ids", "a", "--iterations", "many"], "takes a number or auto"),
         ("generate", ["--ids", "a", "--max-tokens", "1", "--greedy", "--seed", "1"], "--greedy"),
     ],
 )

@@ -1,12 +1,10 @@
-// Published checkpoints give their logits and their greedy tokens.
+// Published checkpoints give their logits (and their greedy tokens: tests/infer/generate_test.cpp).
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "models/checkpoint.h"
-#include "models/generate.h"
 #include "models/goldens.h"
 #include "models/scratch.h"
 #include "models/tiny.h"
@@ -21,10 +19,6 @@ class PublishedCheckpoint : public testing::TestWithParam<const char*> {
   static std::filesystem::path folder() { return goldens() / GetParam(); }
 };
 
-std::vector<std::int64_t> list(const at::Tensor& ids) {
-  return {ids.const_data_ptr<std::int64_t>(), ids.const_data_ptr<std::int64_t>() + ids.numel()};
-}
-
 TEST_P(PublishedCheckpoint, GivesItsLogits) {
   const at::NoGradGuard no_gradient;
   const SafetensorsFile golden(folder() / "golden.safetensors");
@@ -38,16 +32,6 @@ TEST_P(PublishedCheckpoint, GivesItsLogits) {
       EXPECT_LT(error_of(decoder.logits(hidden).squeeze(0), expected), tolerance) << number << " " << dtype;
     }
   }
-}
-
-TEST_P(PublishedCheckpoint, ContinuesGreedilyWithItsTokens) {
-  const SafetensorsFile golden(folder() / "golden.safetensors");
-  const auto expected = list(golden.tensor("greedy"));
-  const auto decoder = load_model(folder(), {.dtype = at::kFloat});
-  // A second sequence beside it changes nothing.
-  const std::vector prompts{list(golden.tensor("input_ids.0")), list(golden.tensor("input_ids.1"))};
-  const auto tokens = generate(decoder, prompts, {.max_tokens = std::ssize(expected), .sampling = {.greedy = true}});
-  EXPECT_EQ(tokens[0], expected);
 }
 
 TEST_P(PublishedCheckpoint, IsSavedAsItWas) {

@@ -1,0 +1,380 @@
+"""A model that continues and scores texts, many at once, without a server.
+
+    engine = gka.Engine("model")
+    print(engine.generate("Once upon a time", max_tokens=64).text)
+    for token in engine.stream("Once upon a time", temperature=0.8, seed=1):
+        print(token.text, end="")
+
+The work is done by ``libgka_engine.so`` (``include/gka/engine.h`` from C++); this module declares its C interface.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ._library import path as _library_path
+
+_FINISH = ["none", "stop", "length", "cancelled", "error"]
+_PROMPT, _NEW, _END = 1, 2, 3
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("device", c_char_p),
+        ("dtype", c_char_p),
+        ("memories", c_char_p),
+        ("slots", c_int64),
+        ("context", c_int64),
+        ("step_tokens", c_int64),
+        ("snapshot_bytes", c_int64),
+        ("cache_bytes", c_int64),
+        ("deterministic", c_int32),
+    ]
+
+
+class _Request(ctypes.Structure):
+    _fields_ = [
+        ("prompt", POINTER(c_int64)),
+        ("prompt_tokens", c_int64),
+        ("stop", POINTER(c_int64)),
+        ("stop_tokens", c_int64),
+        ("bias", POINTER(c_int64)),
+        ("bias_values", POINTER(c_float)),
+        ("biases", c_int64),
+        ("memory", c_char_p),
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("repetition_penalty", c_double),
+        ("presence_penalty", c_double),
+        ("frequency_penalty", c_double),
+        ("top_k", c_int64),
+        ("max_tokens", c_int64),
+        ("min_tokens", c_int64),
+        ("top_logprobs", c_int64),
+        ("iterations", c_int64),
+        ("seed", c_uint64),
+        ("ignore_eos", c_int32),
+        ("prompt_logprobs", c_int32),
+        ("certainty", c_int32),
+    ]
+
+
+class _Event(ctypes.Structure):
+    _fields_ = [
+        ("kind", c_int32),
+        ("finish", c_int32),
+        ("token", c_int64),
+        ("logprob", c_double),
+        ("certainty", c_double),
+        ("tops", c_int64),
+        ("top_tokens", POINTER(c_int64)),
+        ("top_logprobs", POINTER(c_float)),
+        ("prompt_tokens", c_int64),
+        ("completion_tokens", c_int64),
+        ("remembered_tokens", c_int64),
+        ("message", c_char_p),
+    ]
+
+
+_SIGNATURES = {
+    "gka_error": (c_char_p, []),
+    "gka_engine_load": (c_void_p, [c_char_p, POINTER(_Options)]),
+    "gka_engine_free": (None, [c_void_p]),
+    "gka_engine_vocabulary": (c_int64, [c_void_p]),
+    "gka_engine_context": (c_int64, [c_void_p]),
+    "gka_engine_submit": (c_void_p, [c_void_p, POINTER(_Request)]),
+    "gka_stream_next": (c_int32, [c_void_p, POINTER(_Event), c_int64]),
+    "gka_stream_free": (None, [c_void_p]),
+    "gka_tokenizer_load": (c_void_p, [c_char_p]),
+    "gka_tokenizer_free": (None, [c_void_p]),
+    "gka_tokenizer_encode": (c_int64, [c_void_p, c_char_p, c_int64, POINTER(c_int64), c_int64]),
+    "gka_tokenizer_decode": (c_int64, [c_void_p, POINTER(c_int64), c_int64, c_char_p, c_int64]),
+}
+_loaded: ctypes.CDLL | None = None
+
+
+def _library() -> ctypes.CDLL:
+    global _loaded
+    if _loaded is None:
+        library = ctypes.CDLL(str(_library_path().with_name("libgka_engine.so")))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        _loaded = library
+    return _loaded
+
+
+def _checked(handle):
+    if not handle:
+        raise ValueError(_library().gka_error().decode())
+    return handle
+
+
+def _integers(values: Sequence[int]):
+    return (c_int64 * len(values))(*values)
+
+
+def _bytes(text) -> bytes | None:
+    return None if text is None else str(text).encode()
+
+
+@dataclass
+class Token:
+    """One token that came: its number, the model's own log-probability, what it adds to the text."""
+
+    id: int
+    logprob: float | None
+    text: str = ""
+    #: Alternatives, likeliest first, as (number, log-probability).
+    top: list[tuple[int, float]] = field(default_factory=list)
+    #: How much of the queries the past explains, 0 to 1; None unless asked for.
+    certainty: float | None = None
+
+
+@dataclass
+class Completion:
+    text: str
+    tokens: list[Token]
+    #: "stop" or "length".
+    finish: str
+    prompt_tokens: int
+    #: Of the prompt, taken from what earlier prompts left behind; and why not more.
+    remembered_tokens: int
+    why_not_more: str
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+
+class Engine:
+    """A model folder (or a training run) ready to answer. Prompts are texts or lists of token numbers.
+
+    ``tokenizer`` names one where the folder has none ("bytes", or a tokenizer.json); without any, prompts are numbers.
+    ``slots``, ``context``, ``step_tokens``, ``snapshot_bytes`` and ``cache_bytes`` of 0 are chosen by the engine.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        tokenizer: str | Path | None = None,
+        slots: int = 0,
+        context: int = 0,
+        step_tokens: int = 0,
+        snapshot_bytes: int = 0,
+        cache_bytes: int = 0,
+        deterministic: bool = False,
+        memories: str | Path | None = None,
+    ):
+        self._engine = self._tokenizer = None
+        options = _Options(
+            _bytes(device),
+            _bytes(dtype),
+            _bytes(memories),
+            slots,
+            context,
+            step_tokens,
+            snapshot_bytes,
+            cache_bytes,
+            deterministic,
+        )
+        library = _library()
+        if tokenizer is None:
+            folder = Path(model)
+            if not (folder / "config.json").exists() and (folder / "latest").exists():
+                folder = folder / "latest"
+            if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
+                tokenizer = folder
+        if tokenizer is not None:
+            self._tokenizer = _checked(library.gka_tokenizer_load(_bytes(tokenizer)))
+        self._engine = _checked(library.gka_engine_load(_bytes(model), byref(options)))
+
+    def close(self) -> None:
+        """Stops what runs and gives the memory back. Called by ``with`` and at the end."""
+        if self._engine:
+            _library().gka_engine_free(self._engine)
+        if self._tokenizer:
+            _library().gka_tokenizer_free(self._tokenizer)
+        self._engine = self._tokenizer = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+    @property
+    def vocabulary(self) -> int:
+        return _library().gka_engine_vocabulary(self._open())
+
+    @property
+    def context(self) -> int:
+        return _library().gka_engine_context(self._open())
+
+    def encode(self, text: str) -> list[int]:
+        data, tokenizer = text.encode(), self._known_tokenizer()
+        ids = (c_int64 * (len(data) + 64))()
+        count = _library().gka_tokenizer_encode(tokenizer, data, len(data), ids, len(ids))
+        if count > len(ids):
+            ids = (c_int64 * count)()
+            count = _library().gka_tokenizer_encode(tokenizer, data, len(data), ids, count)
+        if count < 0:
+            raise ValueError(_library().gka_error().decode())
+        return list(ids[:count])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._decoded(ids).decode(errors="replace")
+
+    def generate(self, prompt, **options):
+        """A ``Completion``; for a list of texts, or of lists of numbers, a list of them, made together.
+
+        Takes the options of ``stream``.
+        """
+        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
+            return next(iter(self._complete([prompt], options)))
+        return self._complete(list(prompt), options)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: dict[int, float] | None = None,
+        seed: int = 0,
+        stop_tokens: Sequence[int] = (),
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
+        top_logprobs: int = 0,
+        iterations: int | str | None = None,
+        certainty: bool = False,
+        memory: str | None = None,
+    ) -> Iterator[Token]:
+        """Yields each token as it comes. ``temperature=0`` takes the likeliest; ``iterations`` may be "auto".
+
+        Leaving the loop cancels the request.
+        """
+        bias = logit_bias or {}
+        return self._tokens(
+            self._submit(
+                prompt,
+                stop=_integers(stop_tokens),
+                stop_tokens=len(stop_tokens),
+                bias=_integers(list(bias)),
+                bias_values=(c_float * len(bias))(*bias.values()),
+                biases=len(bias),
+                memory=_bytes(memory),
+                temperature=temperature,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                top_k=top_k,
+                max_tokens=max_tokens,
+                min_tokens=min_tokens,
+                top_logprobs=top_logprobs,
+                iterations=-1 if iterations is None else -2 if iterations == "auto" else iterations,
+                seed=seed,
+                ignore_eos=ignore_eos,
+                certainty=certainty,
+            )
+        )
+
+    def score(self, text: str | Sequence[int], *, top_logprobs: int = 0) -> list[Token]:
+        """Every token of a text with its log-probability given those before it (the first has None)."""
+        stream = self._submit(
+            text,
+            temperature=1,
+            top_p=1,
+            repetition_penalty=1,
+            iterations=-1,
+            prompt_logprobs=1,
+            top_logprobs=top_logprobs,
+        )
+        return [token for token in self._tokens(stream) if isinstance(token, Token)]
+
+    def _open(self):
+        if not self._engine:
+            raise ValueError("the engine is closed")
+        return self._engine
+
+    def _known_tokenizer(self):
+        self._open()
+        if not self._tokenizer:
+            raise ValueError("the model has no tokenizer; name one (tokenizer='bytes') or use token numbers")
+        return self._tokenizer
+
+    def _decoded(self, ids: Sequence[int]) -> bytes:
+        values, tokenizer = _integers(ids), self._known_tokenizer()
+        text = ctypes.create_string_buffer(64 * len(ids) + 1)
+        count = _library().gka_tokenizer_decode(tokenizer, values, len(ids), text, len(text))
+        if count > len(text):
+            text = ctypes.create_string_buffer(count)
+            count = _library().gka_tokenizer_decode(tokenizer, values, len(ids), text, count)
+        return text.raw[:count]
+
+    def _submit(self, prompt, **fields):
+        engine = self._open()
+        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        request = _Request(prompt=_integers(ids), prompt_tokens=len(ids), **fields)
+        return _checked(_library().gka_engine_submit(engine, byref(request)))
+
+    def _complete(self, prompts, options) -> list[Completion]:
+        streams = [self.stream(prompt, **options) for prompt in prompts]
+        completions = []
+        for stream in streams:
+            tokens, end = [], None
+            while end is None:
+                try:
+                    tokens.append(next(stream))
+                except StopIteration as over:
+                    end = over.value
+            text = "".join(token.text for token in tokens)
+            completions.append(Completion(text, tokens, *end))
+        return completions
+
+    def _tokens(self, stream):
+        """Yields tokens; its value is what a Completion ends with. Looks up from its wait so that Ctrl-C works."""
+        library, event, seen = _library(), _Event(), []
+        shown = 0
+        try:
+            while (state := library.gka_stream_next(stream, byref(event), 100)) >= 0:
+                if state == 0:
+                    continue
+                if event.kind == _END:
+                    message = event.message.decode()
+                    if _FINISH[event.finish] == "error":
+                        raise RuntimeError(message)
+                    return _FINISH[event.finish], event.prompt_tokens, event.remembered_tokens, message
+                text = ""
+                if self._tokenizer and event.kind == _NEW:
+                    # Whole characters only: what later tokens may still change is held back.
+                    seen.append(event.token)
+                    whole = self.decode(seen)
+                    end = len(whole) if not whole.endswith("\ufffd") else shown
+                    text, shown = whole[shown:end], max(shown, end)
+                top = [(event.top_tokens[i], event.top_logprobs[i]) for i in range(event.tops)]
+                logprob = None if math.isnan(event.logprob) else event.logprob
+                certainty = None if math.isnan(event.certainty) else event.certainty
+                yield Token(event.token, logprob, text, top, certainty)
+        finally:
+            library.gka_stream_free(stream)

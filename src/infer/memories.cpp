@@ -1,0 +1,197 @@
+#include "infer/memories.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <random>
+#include <stdexcept>
+
+#include "base/hash.h"
+#include "models/dtypes.h"
+#include "models/safetensors.h"
+
+namespace gka::infer {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFormat = "gka memory 1";
+constexpr const char* kEnding = ".safetensors";
+
+std::string hexadecimal(std::uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::string state_name(std::size_t block, std::size_t field) {
+  return "state." + std::to_string(block) + "." + std::to_string(field);
+}
+
+const std::string& entry(const models::Metadata& metadata, const std::string& key, const fs::path& file) {
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) throw std::runtime_error(file.string() + " is not a memory: it does not say its " + key);
+  return found->second;
+}
+
+std::int64_t now() {
+  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+std::string hash_of(const models::Decoder& decoder) {
+  Hash64 hash;
+  hash.add(to_json(decoder.config()).dump());
+  hash.add(models::name_of_dtype(decoder.parameters().options().dtype));
+  for (const auto& parameter : decoder.parameters().all()) {
+    const auto value = parameter.value.detach().cpu().contiguous();
+    hash.add(parameter.name);
+    hash.add(value.const_data_ptr(), value.nbytes());
+  }
+  return hexadecimal(hash.value());
+}
+
+void write_memory(const Memory& memory, const Remembered& remembered) {
+  models::Tensors tensors{{"tokens", at::tensor(memory.tokens, at::kLong)}};
+  const auto& snapshot = remembered.snapshot;
+  if (snapshot.hidden.defined()) tensors.emplace("hidden", snapshot.hidden.cpu());
+  for (std::size_t b = 0; b < snapshot.state.blocks.size(); ++b) {
+    const auto& block = snapshot.state.blocks[b].tensors;
+    for (std::size_t f = 0; f < block.size(); ++f) {
+      if (block[f].defined()) tensors.emplace(state_name(b, f), block[f].cpu());
+    }
+  }
+  for (std::size_t i = 0; i < remembered.pages.size(); ++i) {
+    tensors.emplace("pages." + std::to_string(i), remembered.pages[i].cpu());
+  }
+  const auto& info = memory.info;
+  models::write_safetensors(memory.file, tensors,
+                            {{"format", kFormat},
+                             {"id", info.id},
+                             {"name", info.name},
+                             {"created", std::to_string(info.created)},
+                             {"state_bytes", std::to_string(info.state_bytes)},
+                             {"cache_bytes", std::to_string(info.cache_bytes)},
+                             {"model", memory.model}});
+}
+
+Memory read_memory(const fs::path& file) {
+  const models::SafetensorsFile stored(file);
+  const auto& metadata = stored.metadata();
+  if (entry(metadata, "format", file) != kFormat) {
+    throw std::runtime_error(file.string() + " is not a memory of a form this gka knows");
+  }
+  Memory memory;
+  memory.info = {.id = entry(metadata, "id", file),
+                 .name = entry(metadata, "name", file),
+                 .state_bytes = std::stoll(entry(metadata, "state_bytes", file)),
+                 .cache_bytes = std::stoll(entry(metadata, "cache_bytes", file)),
+                 .created = std::stoll(entry(metadata, "created", file))};
+  memory.model = entry(metadata, "model", file);
+  const auto tokens = stored.tensor("tokens").to(at::kLong).contiguous();
+  const auto* values = tokens.const_data_ptr<std::int64_t>();
+  memory.tokens.assign(values, values + tokens.numel());
+  memory.info.tokens = tokens.numel();
+  memory.file = file;
+  return memory;
+}
+
+Remembered read_remembered(const fs::path& file, const models::Decoder& decoder) {
+  const models::SafetensorsFile stored(file);
+  Remembered remembered;
+  if (!stored.has("hidden")) return remembered;
+  const auto take = [&](const std::string& name) { return stored.tensor(name).to(decoder.device()).clone(); };
+  auto& snapshot = remembered.snapshot;
+  snapshot.hidden = take("hidden");
+  const auto fields = decoder.state_fields(decoder.parameters().options().dtype);
+  snapshot.state.blocks.resize(fields.size());
+  for (std::size_t b = 0; b < fields.size(); ++b) {
+    for (std::size_t f = 0; f < fields[b].size(); ++f) {
+      const bool paged = fields[b][f].max_tokens == layers::kUnbounded;
+      if (paged) remembered.pages.push_back(take("pages." + std::to_string(remembered.pages.size())));
+      snapshot.state.blocks[b].tensors.push_back(paged ? at::Tensor() : take(state_name(b, f)));
+    }
+  }
+  snapshot.bytes = bytes_of(snapshot.state) + static_cast<std::int64_t>(snapshot.hidden.nbytes());
+  return remembered;
+}
+
+Memories::Memories(fs::path folder) : folder_(std::move(folder)) {
+  if (folder_.empty()) return;
+  std::error_code failure;
+  fs::create_directories(folder_, failure);
+  if (failure) throw std::runtime_error("cannot make the folder " + folder_.string() + ": " + failure.message());
+  for (const auto& found : fs::directory_iterator(folder_)) {
+    if (found.path().extension() != kEnding) continue;
+    try {
+      auto memory = read_memory(found.path());
+      memories_.emplace(memory.info.id, std::move(memory));
+    } catch (const std::exception& error) {
+      std::cerr << "gka: warning: a memory was left out: " << error.what() << "\n";
+    }
+  }
+}
+
+std::optional<Memory> Memories::find(const std::string& id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = memories_.find(id);
+  return found == memories_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::vector<MemoryInfo> Memories::list() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<MemoryInfo> all;
+  for (const auto& [id, memory] : memories_) all.push_back(memory.info);
+  std::ranges::stable_sort(all, {}, &MemoryInfo::created);
+  return all;
+}
+
+bool Memories::empty() const {
+  const std::lock_guard lock(mutex_);
+  return memories_.empty();
+}
+
+Memory Memories::make(std::string name, std::vector<std::int64_t> tokens, std::string model) const {
+  std::random_device random;
+  const auto number = (static_cast<std::uint64_t>(random()) << 32) | random();
+  Memory memory;
+  memory.info = {.id = "mem-" + hexadecimal(number),
+                 .name = std::move(name),
+                 .tokens = std::ssize(tokens),
+                 .state_bytes = 0,
+                 .cache_bytes = 0,
+                 .created = now()};
+  memory.tokens = std::move(tokens);
+  memory.model = std::move(model);
+  if (!folder_.empty()) memory.file = folder_ / (memory.info.id + kEnding);
+  return memory;
+}
+
+void Memories::add(Memory memory) {
+  const std::lock_guard lock(mutex_);
+  const auto id = memory.info.id;
+  memories_.insert_or_assign(id, std::move(memory));
+}
+
+std::optional<Memory> Memories::remove(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  auto found = memories_.extract(id);
+  if (found.empty()) return std::nullopt;
+  if (!found.mapped().file.empty()) {
+    std::error_code ignored;  // gone already is gone
+    fs::remove(found.mapped().file, ignored);
+  }
+  return std::move(found.mapped());
+}
+
+void Memories::set_resident(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = memories_.find(id);
+  if (found != memories_.end()) found->second.resident = true;
+}
+
+}  // namespace gka::infer

@@ -1,0 +1,65 @@
+// Texts that were read once and stand before later prompts. A memory is its tokens and the states at its last grid
+// point: to the engine a snapshot that is never evicted; on the disk a safetensors file that names the model it belongs
+// to.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "infer/engine.h"
+#include "infer/snapshots.h"
+
+namespace gka::infer {
+
+/// What a sequence knew at the last grid point of a memory.
+struct Remembered {
+  Snapshot snapshot{};
+  std::vector<at::Tensor> pages{};  // what the pages held, as Pool::read_pages gives it
+};
+
+struct Memory {
+  MemoryInfo info{};
+  std::vector<std::int64_t> tokens{};
+  std::string model{};           // the hash of the model it was read by
+  std::filesystem::path file{};  // empty: it lives in memory only
+  bool resident = false;         // its snapshot is in the tree, pinned
+};
+
+/// A hash of all that makes a model's states what they are: its configuration, its type, every weight.
+std::string hash_of(const models::Decoder& decoder);
+
+/// The file appears whole or not at all.
+void write_memory(const Memory& memory, const Remembered& remembered);
+/// What a file says about itself, and the states in it, for a model with these fields of state.
+Memory read_memory(const std::filesystem::path& file);
+Remembered read_remembered(const std::filesystem::path& file, const models::Decoder& decoder);
+
+/// The engine's table of memories; any thread may ask.
+class Memories {
+ public:
+  /// Takes in the files of a folder (empty: none), which is made where there is none.
+  explicit Memories(std::filesystem::path folder);
+
+  std::optional<Memory> find(const std::string& id) const;
+  std::vector<MemoryInfo> list() const;
+  bool empty() const;
+  /// A memory with an id and a date of its own, not yet in the table.
+  Memory make(std::string name, std::vector<std::int64_t> tokens, std::string model) const;
+  void add(Memory memory);
+  /// The memory that was there; its file is gone.
+  std::optional<Memory> remove(const std::string& id);
+  void set_resident(const std::string& id);
+
+ private:
+  std::filesystem::path folder_;
+  mutable std::mutex mutex_;
+  std::map<std::string, Memory> memories_;
+};
+
+}  // namespace gka::infer

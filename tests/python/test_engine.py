@@ -1,0 +1,104 @@
+"""gka.Engine: the engine from Python, against the command line, which is the same engine by another way."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gka
+
+GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
+MODEL = GOLDENS / "tiny-hqwen3-gka"
+PROMPT = [5, 17, 3, 99, 42, 7]
+
+
+def command(*arguments):
+    program = shutil.which("gka", path=str(Path(sys.executable).parent)) or "gka"
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with gka.Engine(MODEL, device="cpu", tokenizer="bytes") as made:
+        yield made
+
+
+@pytest.fixture
+def ids(tmp_path):
+    path = tmp_path / "ids.txt"
+    path.write_text(" ".join(map(str, PROMPT)) + "\n")
+    return path
+
+
+def test_it_generates_what_the_command_does(engine, ids):
+    options = ["--ids", ids, "--max-tokens", 12, "--print-ids", "--seed", 3, "--top-k", 20]
+    expected = [int(word) for word in command("generate", MODEL, *options).split()]
+    done = engine.generate(PROMPT, max_tokens=12, seed=3, top_k=20)
+    assert done.ids == expected
+    assert done.finish in {"length", "stop"}
+    assert done.prompt_tokens == len(PROMPT)
+    assert [token.id for token in engine.stream(PROMPT, max_tokens=12, seed=3, top_k=20)] == expected
+
+
+def test_it_scores_what_the_command_does(engine, ids):
+    expected = json.loads(command("score", MODEL, "--ids", ids, "--per-token"))["sequences"][0]
+    tokens = engine.score(PROMPT, top_logprobs=3)
+    assert [token.id for token in tokens] == PROMPT
+    assert tokens[0].logprob is None
+    assert [token.logprob for token in tokens[1:]] == expected["log_probabilities"]
+    assert all(token.top[0][1] >= token.logprob for token in tokens[1:])
+
+
+def test_many_prompts_go_together_and_give_what_each_gives_alone(engine):
+    prompts = [[*PROMPT, n] for n in range(5)]
+    together = engine.generate(prompts, max_tokens=6, temperature=0)
+    assert [done.ids for done in together] == [engine.generate(p, max_tokens=6, temperature=0).ids for p in prompts]
+
+
+def test_texts_go_through_the_tokenizer(engine):
+    done = engine.generate("äb", max_tokens=8, temperature=0)
+    assert done.ids == engine.generate(list("äb".encode()), max_tokens=8, temperature=0).ids
+    assert engine.encode("äb") == list("äb".encode())
+    assert engine.decode(engine.encode("äb")) == "äb"
+
+
+def test_a_prompt_is_remembered(engine):
+    prompt = [n % 200 for n in range(150)]
+    engine.generate(prompt, max_tokens=1)
+    assert engine.generate(prompt, max_tokens=1).remembered_tokens == 128
+
+
+def test_leaving_a_stream_cancels_it(engine):
+    stream = engine.stream(PROMPT, max_tokens=4000, ignore_eos=True)
+    next(stream)
+    stream.close()
+    assert engine.generate(PROMPT, max_tokens=2, ignore_eos=True).finish == "length"
+
+
+def test_solver_steps_and_certainty(engine):
+    done = engine.generate(PROMPT, max_tokens=4, iterations="auto", certainty=True)
+    assert all(-0.01 <= token.certainty <= 1.01 for token in done.tokens)
+    with pytest.raises(ValueError, match="iterations must be from 0"):
+        engine.generate(PROMPT, iterations=1000)
+
+
+def test_what_goes_wrong_is_a_sentence(engine, tmp_path):
+    with pytest.raises(ValueError, match="there is no nowhere"):
+        gka.Engine("nowhere")
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        engine.generate([10**6])
+    with pytest.raises(ValueError, match="temperature"):
+        engine.generate(PROMPT, temperature=-1)
+    with gka.Engine(MODEL, device="cpu") as plain:
+        numbers = plain.generate(PROMPT, max_tokens=2).ids
+        assert numbers
+        if not (MODEL / "tokenizer.json").exists():
+            with pytest.raises(ValueError, match="no tokenizer"):
+                plain.generate("text")
+    with pytest.raises(ValueError, match="closed"):
+        plain.generate(PROMPT)
