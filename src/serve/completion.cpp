@@ -159,13 +159,28 @@ void Completion::drain() {
     if (auto* prompt = std::get_if<std::vector<infer::TokenEvent>>(&event.what)) {
       on_prompt(event.choice, std::move(*prompt));
     } else if (auto* token = std::get_if<infer::TokenEvent>(&event.what)) {
-      // The end that comes right after the last token goes out with it.
-      const bool next = i + 1 < events.size() && events[i + 1].choice == event.choice;
-      on_token(event.choice, std::move(*token), next ? std::get_if<End>(&events[i + 1].what) : nullptr);
+      if (is_last(event.choice, *token)) {
+        choices_[event.choice].last_token = std::move(*token);  // goes out with the end that follows it
+      } else {
+        on_token(event.choice, std::move(*token), nullptr);
+      }
     } else {
-      on_end(event.choice, std::get<End>(event.what));
+      const auto& end = std::get<End>(event.what);
+      auto last = std::exchange(choices_[event.choice].last_token, std::nullopt);
+      if (last) on_token(event.choice, *std::move(last), &end);
+      if (!done_ && !choices_[event.choice].over) on_end(event.choice, end);
     }
   }
+}
+
+bool Completion::stops(std::size_t at, std::int64_t token) const {
+  const auto& more = plan_.requests[at].stop_tokens;
+  return (plan_.model->ends(token) && !plan_.ask.ignore_eos) || std::ranges::find(more, token) != more.end();
+}
+
+bool Completion::is_last(std::size_t at, const infer::TokenEvent& token) const {
+  const auto count = static_cast<std::int64_t>(choices_[at].tokens.size()) + 1;
+  return stops(at, token.token) || count >= plan_.requests[at].max_tokens;
 }
 
 // --- what happens to a choice
@@ -205,12 +220,10 @@ void Completion::on_token(std::size_t at, infer::TokenEvent token, const End* en
   if (choice.tokens.empty()) choice.first = choice.last;
   choice.tokens.push_back(std::move(token));
   const auto id = choice.tokens.back().token;
-  const auto& stops = plan_.requests[at].stop_tokens;
-  const bool ends = (plan_.model->ends(id) && !plan_.ask.ignore_eos) || std::ranges::find(stops, id) != stops.end();
   std::string text;
-  if (!ends || plan_.ask.include_stop) text = choice.text.push(static_cast<data::Token>(id));
+  if (!stops(at, id) || plan_.ask.include_stop) text = choice.text.push(static_cast<data::Token>(id));
   if (choice.text.stopped()) cancel(at);
-  const bool last = end != nullptr && end->finish != infer::Finish::error;
+  const bool last = end != nullptr && (end->finish == infer::Finish::stop || end->finish == infer::Finish::length);
   if (last) text += choice.text.finish();
   Delta delta{.parts = choice.parser.push(text, last), .token = &choice.tokens.back(), .last = last};
   if (last) close_choice(at, *end);

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -70,6 +71,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
     std::vector<infer::TokenEvent> prompt{}, tokens{};
     std::string content{}, reasoning{};
     std::vector<ToolCall> calls{};
+    std::optional<infer::TokenEvent> last_token{};
     std::size_t offset = 0;  // characters of text so far, for logprobs
     Clock::time_point first{}, last{};
   };
@@ -86,6 +88,8 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void on_token(std::size_t at, infer::TokenEvent token, const End* end);
   void on_end(std::size_t at, const End& end);
   void begin_choice(std::size_t at);
+  bool stops(std::size_t at, std::int64_t token) const;
+  bool is_last(std::size_t at, const infer::TokenEvent& token) const;
   void close_choice(std::size_t at, const End& end);
   void cancel(std::size_t at);
   void finish_if_over();
