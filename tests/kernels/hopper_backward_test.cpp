@@ -42,6 +42,11 @@ void advance(const Problem& p, const View& right, std::int64_t columns, const Se
   }
 }
 
+bwd::Place place_of_task(const Problem& p, const cuda_on_host::Plan& plan, std::int64_t task) {
+  const auto slot = static_cast<int>(task / p.heads);
+  return bwd::place_of(cuda_on_host::hopper::tokens_of(plan.segments[slot / 2], slot % 2), task % p.heads);
+}
+
 /// States at the start of every half segment, from those of segments, as the forward pass's walk leaves them: divided
 /// by their norms, in float16, swizzled.
 bwd::GivenStates state_tiles(const Problem& p, const float* saved, const View& right, std::int64_t columns,
@@ -72,7 +77,7 @@ bwd::GivenStates state_tiles(const Problem& p, const float* saved, const View& r
 /// U_c do_c as float32 vectors, from the systems of the solve.
 void take_right_sides(const Problem& p, const Plan& plan, const bwd::Scratch& scratch) {
   for (std::int64_t task = 0; task < 2 * plan.count(p) * p.heads; ++task) {
-    const bwd::Place place = bwd::place_of(plan.segments[task / p.heads / 2], task / p.heads % 2, task % p.heads);
+    const bwd::Place place = place_of_task(p, plan, task);
     bwd::SharedWide rows;
     rows.take(scratch.packed(task, cuda_on_host::hopper::SystemLayout<kDim>::kRhs));
     const auto to = place.field(p, scratch.udo, static_cast<int>(p.key_dim));
@@ -86,7 +91,7 @@ void take_right_sides(const Problem& p, const Plan& plan, const bwd::Scratch& sc
 /// ŷ as the solve leaves it: as tiles.
 void leave_tiles(const Problem& p, const Plan& plan, const bwd::Scratch& scratch) {
   for (std::int64_t task = 0; task < 2 * plan.count(p) * p.heads; ++task) {
-    const bwd::Place place = bwd::place_of(plan.segments[task / p.heads / 2], task / p.heads % 2, task % p.heads);
+    const bwd::Place place = place_of_task(p, plan, task);
     const auto from = place.field(p, static_cast<const float*>(scratch.y), static_cast<int>(p.key_dim));
     bwd::SharedWide rows;
     rows.each([&](const bwd::At& at, float& x, float& y) {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/cuda/hopper/gates.h"
+#include "kernels/cuda/hopper/stretch.cuh"
 #include "kernels/cuda/hopper/warpgroup.cuh"
-#include "kernels/cuda/segments.cuh"
 
 namespace gka::kernels::cuda::hopper::bwd {
 
@@ -26,7 +26,7 @@ struct Field {
   __device__ __forceinline__ T* at(int c, int i) const { return data + static_cast<std::int64_t>(c) * stride + i; }
 };
 
-/// Where a chunk is: tokens begin … begin + len − 1 of row `batch`.
+/// A stretch that is a chunk, of one head.
 struct Place {
   std::int64_t batch, begin, head;
   int len;
@@ -45,19 +45,17 @@ struct Place {
   }
 };
 
-/// Half a segment.
-__device__ inline Place place_of(const Segment& segment, int half, std::int64_t head) {
-  const std::int64_t left = segment.length - half * kChunk;
-  return {.batch = segment.batch,
-          .begin = segment.begin + half * kChunk,
+__device__ inline Place place_of(const Stretch& tokens, std::int64_t head) {
+  return {.batch = tokens.batch,
+          .begin = tokens.begin,
           .head = head,
-          .len = static_cast<int>(min<std::int64_t>(max<std::int64_t>(left, 0), kChunk))};
+          .len = static_cast<int>(max<std::int64_t>(tokens.length, 0))};
 }
 
 /// Times a factor; 0 clears, also what is not finite.
 __device__ __forceinline__ float faded(float x, float by) { return by == 0 ? 0 : x * by; }
 
-// ---- TokenGates, and what is lost
+// ---- Gates, and what is lost
 // ------------------------------------------------------------------------------------
 
 /// What of a token is not finite. Such rows are read as 0, so that no product carries them to other tokens; who is

@@ -100,19 +100,10 @@ struct Sides {
 /// packed.
 __device__ __forceinline__ Place place_of_task(const Problem& p, const Plan& plan, unsigned task) {
   const auto heads = static_cast<unsigned>(p.heads);
-  const unsigned slot = task / heads, head = task % heads, segment = slot / 2;
-  if (p.cu_seqlens == nullptr) {
-    const auto per_row = static_cast<unsigned>((p.tokens + kSegment - 1) / kSegment);
-    const std::int64_t begin = segment % per_row * kSegment;
-    const Segment own{.sequence = 0,
-                      .batch = segment / per_row,
-                      .begin = begin,
-                      .length = min<std::int64_t>(kSegment, p.tokens - begin),
-                      .last = false};
-    return place_of(own, static_cast<int>(slot % 2), head);
-  }
-  if (segment >= plan.count(p)) return {};
-  return place_of(plan.segments[segment], static_cast<int>(slot % 2), head);
+  const unsigned slot = task / heads, head = task % heads;
+  if (p.cu_seqlens == nullptr) return place_of(tokens_of_row(p, static_cast<int>(slot)), head);
+  if (slot / 2 >= plan.count(p)) return {};
+  return place_of(tokens_of(plan.segments[slot / 2], static_cast<int>(slot % 2)), head);
 }
 
 /// Rows of an array [batch, tokens, heads, D] as threads have those of a product.

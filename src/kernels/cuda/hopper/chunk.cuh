@@ -1,8 +1,7 @@
 // How the Hopper kernels cut a problem, and what they know of a chunk of 64 tokens: gates and token tiles.
 //
-// Chunk *slots* are numbered as the plain path numbers its segments of 128 tokens, two to a segment: slot 2s + h is
-// half h of segment s. *Groups* are runs of segments of one sequence; states are carried from group to group, and
-// inside a group one thread block walks. The number of segments in a group depends on sizes alone.
+// *Groups* are runs of segments of one sequence; states are carried from group to group, and inside a group one thread
+// block walks. The number of segments in a group depends on sizes alone.
 //
 // Decays are sums of logarithms in float64. γ = 0 counts as a logarithm of −10⁶: every product across it is then
 // exactly 0 in float32 and float64, and no case has to be told apart.
@@ -105,16 +104,7 @@ __device__ inline Stretch tokens_of(const Cut& cut, const Group& group) {
   const Segment first = cut.plan.segments[group.segment], last = cut.plan.segments[group.segment + group.count - 1];
   return {first.batch, first.begin, last.begin + last.length - first.begin};
 }
-__device__ inline Stretch tokens_of(const Plan& plan, int slot) {
-  const Segment s = plan.segments[slot / 2];
-  const int skip = slot % 2 * kChunk;
-  return {s.batch, s.begin + skip, min<std::int64_t>(s.length - skip, kChunk)};
-}
-/// The same where sequences are not packed: nobody needs a plan then.
-__device__ inline Stretch tokens_of_row(const Problem& p, int slot) {
-  const int slots = 2 * static_cast<int>((p.tokens + kSegment - 1) / kSegment), begin = slot % slots * kChunk;
-  return {slot / slots, begin, min<std::int64_t>(p.tokens - begin, kChunk)};
-}
+__device__ inline Stretch tokens_of(const Plan& plan, int slot) { return tokens_of(plan.segments[slot / 2], slot % 2); }
 /// The part of a stretch that is its chunk i.
 __device__ inline Stretch chunk_of(const Stretch& whole, int i) {
   return {whole.batch, whole.begin + i * kChunk, min<std::int64_t>(whole.length - i * kChunk, kChunk)};

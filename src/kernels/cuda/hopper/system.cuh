@@ -2,15 +2,9 @@
 // for the backward pass.
 #pragma once
 
-#include "kernels/cuda/hopper/sizes.h"
-#include "kernels/cuda/thread_block.cuh"
+#include "kernels/cuda/hopper/stretch.cuh"
 
 namespace gka::kernels::cuda::hopper {
-
-/// Consecutive tokens of one sequence.
-struct Stretch {
-  std::int64_t batch, begin, length;
-};
 
 inline constexpr int kBadToken = 1, kForgetsAll = 2;
 
