@@ -650,6 +650,11 @@ std::shared_ptr<infer::TokenFilter> filter_for(const Json& response_format, cons
   if (response_format.is_null()) return nullptr;
   if (!response_format.is_object()) throw bad_request("'response_format' takes an object", "response_format");
   if (response_format.value("type", Json()) == "text") return nullptr;
+  if (model.end_tokens.empty()) {
+    throw bad_request(
+        "'response_format' needs a model with an end token (eos_token_id of config.json), and this has none",
+        "response_format");
+  }
   return std::make_shared<JsonFilter>(form_of(response_format), model);
 }
 

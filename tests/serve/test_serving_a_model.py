@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from servers import started
 
 PROGRAM = Path(sys.executable).parent / "gka"
+GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
 WIDTH, VOCABULARY, HEAD = 32, 257, 8
 
 
@@ -98,9 +99,7 @@ def test_a_memory_outlives_the_server_and_answers_as_its_tokens_would(model, tmp
     memory_ids, ids = list(range(40, 120)), [1, 2, 3]
     ask = {"max_tokens": 6, "temperature": 0, "return_token_ids": True, "logprobs": 1, "ignore_eos": True}
     with serve(model, "--memories", tmp_path) as server:
-        status, _, made = server.ask("POST", "/v1/memories", {"input": memory_ids, "name": "numbers"})
-        if status == 400 and made["error"]["message"] == "this engine keeps no memories":
-            pytest.skip(made["error"]["message"])
+        made = server.post("/v1/memories", {"input": memory_ids, "name": "numbers"})
         assert (made["tokens"], made["name"]) == (80, "numbers")
         plain = server.post("/v1/completions", {"prompt": memory_ids + ids, **ask})
     with serve(model, "--memories", tmp_path) as server:
@@ -109,6 +108,26 @@ def test_a_memory_outlives_the_server_and_answers_as_its_tokens_would(model, tmp
         assert got["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
         assert got["choices"][0]["logprobs"] == plain["choices"][0]["logprobs"]
         assert got["gka"]["remembered_tokens"] > 0
+
+
+def test_certainty_and_solver_steps_of_a_model_with_gka_layers():
+    body = {"prompt": list(range(8)), "max_tokens": 3, "temperature": 0, "certainty": True}
+    with serve(GOLDENS / "tiny-hqwen3-gka") as server:
+        own = server.get("/props")["iterations"]
+        answers = [server.post("/v1/completions", {**body, "iterations": n})["gka"] for n in [own, 0, "auto"]]
+        for answer in answers:
+            assert len(answer["certainty"]) == len(answer["layer_certainty"]) == 3
+            for mean, layers in zip(answer["certainty"], answer["layer_certainty"], strict=True):
+                assert mean == pytest.approx(sum(layers) / 2, rel=1e-4)
+        assert answers[0]["certainty"] != answers[1]["certainty"]
+        assert answers[2]["certainty"] == pytest.approx(answers[0]["certainty"], rel=0.05)
+        for wrong in [own + 1, -1]:
+            assert (
+                server.post("/v1/completions", {**body, "iterations": wrong}, status=400)["error"]["param"]
+                == "iterations"
+            )
+        no_end = {**body, "response_format": {"type": "json_object"}}
+        assert server.post("/v1/completions", no_end, status=400)["error"]["param"] == "response_format"
 
 
 def test_a_folder_that_is_no_model_is_one_sentence(tmp_path):
