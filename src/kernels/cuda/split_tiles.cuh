@@ -20,7 +20,7 @@ struct SplitArray {
 };
 
 /// Whether tiles can read them as left or transposed operands.
-__device__ inline bool near(const SplitArray& planes) { return in_shared(planes.high); }
+__device__ inline bool near(const SplitArray& array) { return in_shared(array.high); }
 
 __device__ __forceinline__ void multiply_add_halves(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                                     std::uint32_t b1) {
