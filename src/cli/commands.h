@@ -32,6 +32,7 @@ Action declare_tokenize(CLI::App& app);
 Action declare_tokenizer(CLI::App& app);
 Action declare_import(CLI::App& app);
 Action declare_export(CLI::App& app);
+Action declare_convert(CLI::App& app);
 
 inline constexpr std::array kCommands{
     Command{"info", "What this build holds, what this machine can run, and which kernel a call takes", declare_info},
@@ -41,6 +42,8 @@ inline constexpr std::array kCommands{
     Command{"tokenize", "Turn text or JSON lines into a token file for training", declare_tokenize},
     Command{"tokenizer", "Learn a tokenizer from text, look at one, or try it", declare_tokenizer},
     Command{"import", "Bring a model in: a Hugging Face folder or a GGUF file", declare_import},
+    Command{"convert", "Make a hybrid: chosen attention layers become memories with their projections",
+            declare_convert},
     Command{"export", "Write a model or a run's newest checkpoint as a Hugging Face folder", declare_export},
     Command{"train", "Train a model: a new run, or one that goes on to the same bits", declare_train},
     Command{"runs", "List training runs and how they stand", declare_runs},

@@ -1,0 +1,54 @@
+// `gka convert`: a hybrid from a trained model, whose chosen attention layers become memories with their projections.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "cli/commands.h"
+#include "models/checkpoint.h"
+#include "models/convert.h"
+#include "train/checkpoint.h"
+
+namespace gka::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Arguments {
+  std::string model, pattern, out;
+  std::uint64_t seed = 0;
+};
+
+int run(const Arguments& arguments) {
+  const auto folder = fs::absolute(arguments.out).lexically_normal();
+  if (fs::exists(folder)) throw std::runtime_error("--out is " + arguments.out + ", which is there already");
+  const fs::path latest = fs::path(arguments.model) / "latest";
+  const auto source = fs::exists(latest / "config.json") ? latest : fs::path(arguments.model);
+  const auto converted = models::replace_attention(models::load_model(source), arguments.pattern, arguments.seed);
+  train::write_folder(folder, [&](const fs::path& unfinished) {
+    models::save_model(converted, unfinished);
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json",
+                             "merges.txt", "generation_config.json"}) {
+      if (fs::exists(source / name)) fs::copy_file(source / name, unfinished / name);
+    }
+  });
+  std::fprintf(stderr, "gka: wrote %s\n", arguments.out.c_str());
+  return 0;
+}
+
+}  // namespace
+
+Action declare_convert(CLI::App& app) {
+  const auto arguments = std::make_shared<Arguments>();
+  app.add_option("MODEL", arguments->model, "A model with attention: a folder, or a training run")->required();
+  app.add_option("--pattern", arguments->pattern, "The new layers, such as 14x(*-GKA): attention stays where it has *")
+      ->required();
+  app.add_option("--out", arguments->out, "The folder to make")->required()->type_name("FOLDER");
+  app.add_option("--seed", arguments->seed, "Of what the memories have beyond attention's projections")
+      ->capture_default_str();
+  return [arguments] { return run(*arguments); };
+}
+
+}  // namespace gka::cli
