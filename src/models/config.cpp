@@ -441,6 +441,9 @@ std::vector<std::int64_t> read_end_tokens(const Json& json, std::int64_t vocab_s
 
 ModelConfig parse_config(const Json& json, const std::string& where, const OnUnknown& unknown) {
   auto draft = read_draft(json, where, unknown);
+  for (const char* key : {"layer_types", "max_window_layers"}) {  // what a hybrid's file says twice it gets back twice
+    if (!draft.pattern.empty() && json.contains(key)) draft.config.extra[key] = json[key];
+  }
   read_groups(draft, where, unknown);
   read_rope(draft, where, unknown);
   read_swa(draft, where, unknown);
@@ -480,9 +483,11 @@ Json to_json(const ModelConfig& config) {
   json["num_attention_heads"] = mixer.num_attention_heads;
   json["num_key_value_heads"] = mixer.num_key_value_heads;
   json["head_dim"] = mixer.head_dim;
-  // transformers refuses names of layers that it does not know, so a hybrid has its pattern alone.
+  // transformers refuses names of layers that it does not know, so a hybrid has its pattern alone, unless it came with
+  // both.
   if (hybrid) json["hybrid_override_pattern"] = join_pattern(config.layer_types);
   if (!hybrid) json["layer_types"] = layers_to_json(config);
+  if (hybrid && config.extra.contains("layer_types")) json["layer_types"] = config.layer_types;
   json["hidden_act"] = "silu";
   json["rms_norm_eps"] = mixer.rms_norm_eps;
   json["rope_theta"] = mixer.rope_theta;
