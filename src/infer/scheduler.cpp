@@ -96,10 +96,22 @@ Stats Scheduler::stats() const {
   return stats;
 }
 
-/// In the order they came: a large request is not overtaken until it starves.
+/// In the order they came: a large request is not overtaken until it starves. One that finds no room while nobody else
+/// runs would wait for ever: memories hold it.
 void Scheduler::admit() {
-  while (!waiting_.empty() && place(*waiting_.front())) {
-    reading_.splice(reading_.end(), waiting_, waiting_.begin());
+  while (!waiting_.empty()) {
+    if (place(*waiting_.front())) {
+      reading_.splice(reading_.end(), waiting_, waiting_.begin());
+    } else if (reading_.empty() && running_.empty()) {
+      const auto tokens = waiting_.front()->prompt + waiting_.front()->request.max_tokens;
+      finish(*waiting_.front(), Finish::error,
+             "a sequence of " + std::to_string(tokens) + " tokens needs " +
+                 std::to_string(pages_for(tokens) * pool_.page_bytes()) + " bytes of cache, and memories leave " +
+                 std::to_string(pool_.pages_free() * pool_.page_bytes()));
+      waiting_.pop_front();
+    } else {
+      return;
+    }
   }
 }
 

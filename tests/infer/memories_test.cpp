@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "infer/asking.h"
+#include "infer/pool.h"
 #include "models/scratch.h"
 
 namespace gka::infer::test {
@@ -92,6 +93,20 @@ TEST(Memories, AShortOneIsItsTokens) {
   EXPECT_EQ(memory.state_bytes, 0);
   expect_same(ask(*engine, after(memory.id, {8, 9})),
               ask(*engine, {.prompt = {5, 6, 7, 8, 9}, .sampling = kGreedy, .max_tokens = 8}));
+}
+
+TEST(Memories, ThatHoldAllTheRoomMakeARequestFailAndNotWaitForEver) {
+  const auto page = sequence_bytes(models::test::tiny_model(models::test::tiny_config("*"), at::kFloat), 1024).page;
+  const auto engine = engine_of("*", {.context = 1024, .cache_bytes = 5 * page});
+  const auto memory = engine->create_memory(random_tokens(192), "");
+  EXPECT_EQ(memory.cache_bytes, 3 * page);
+  const Request request{.prompt = random_tokens(150, 9), .max_tokens = 20};
+  const auto answer = ask(*engine, request);
+  EXPECT_EQ(answer.finish, Finish::error);
+  EXPECT_EQ(answer.error, "a sequence of 170 tokens needs " + std::to_string(3 * page) +
+                              " bytes of cache, and memories leave " + std::to_string(2 * page));
+  EXPECT_TRUE(engine->delete_memory(memory.id));
+  EXPECT_EQ(ask(*engine, request).finish, Finish::length);
 }
 
 // Solver steps of one request are its own, and so is what it remembers.

@@ -31,6 +31,15 @@ def test_the_kernels_serve_a_project_that_has_no_torch(root, prefix, tmp_path):
     assert "torch" not in run("ldd", build / "stream").stdout
 
 
+def test_a_program_continues_a_prompt_with_the_engine(root, prefix, tmp_path):
+    build = build_example(root / "examples/engine", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
+    model = root / "tests/goldens/tiny-hqwen3-gka"
+    lines = run(build / "continue", model, "5", "17", "3").stdout.splitlines()
+    assert 1 <= len(lines) <= 16
+    expected = gka.Engine(model).generate([5, 17, 3], max_tokens=16, temperature=0).ids
+    assert [int(line.split()[0]) for line in lines] == expected
+
+
 def test_a_cmake_project_finds_the_gka_that_pip_installed(root, tmp_path):
     folder = tmp_path / "build"
     run(
