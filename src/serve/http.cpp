@@ -145,7 +145,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void on_readable() {
     char buffer[64 << 10];
-    for (int round = 0; round < 4 && !closed_ && wants_read(); ++round) {
+    // Of TLS everything is read: what its library has taken off the socket, epoll knows nothing of.
+    for (int round = 0; (tls_ || round < 4) && !closed_ && wants_read(); ++round) {
       std::size_t got = 0;
       const auto outcome = read_some(buffer, sizeof(buffer), got);
       if (outcome == Outcome::again) break;
@@ -189,6 +190,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (closed_) return;
     wait_for(host_.options().idle_limit);
     host_.later(shared_from_this());  // the next request may be here already
+  }
+
+  /// After an answer: the next request may have come meanwhile.
+  void resume() {
+    process();
+    if (tls_ && !closed_) on_readable();
   }
 
   void process() {
@@ -528,7 +535,7 @@ class Server::Loop : public Host {
     auto waiting = std::exchange(later_, {});
     for (const auto& connection : waiting) {
       if (!connection->closed()) {
-        connection->process();
+        connection->resume();
         continue;
       }
       const auto found = connections_.find(connection->socket());

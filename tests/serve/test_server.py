@@ -1,11 +1,15 @@
 """The API over an engine that says what it is told: what clients rely on, and what they get wrong."""
 
+import http.client
 import json
 import math
 import os
 import random
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import time
 
 import openai
@@ -470,6 +474,23 @@ def test_a_slow_sender_is_cut_off_and_pipelined_requests_are_answered_in_order()
                 answer += part
             assert answer.index(b'"status"') < answer.index(b'"version"')
         assert b" 408 " in slow.recv(65536)
+
+
+def test_large_bodies_and_streams_over_tls(tmp_path):
+    files = {"key": tmp_path / "key.pem", "certificate": tmp_path / "certificate.pem"}
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    subprocess.run([*command, "-keyout", files["key"], "-out", files["certificate"]], check=True, capture_output=True)
+    with fake(**files) as server:
+        trusting = ssl.create_default_context(cafile=files["certificate"])
+        trusting.check_hostname = False
+        connection = http.client.HTTPSConnection(server.host, int(server.port), context=trusting, timeout=20)
+        for size in [900_000, 5, 300_000]:
+            connection.request("POST", "/tokenize", json.dumps({"prompt": "x" * size}))
+            assert json.loads(connection.getresponse().read())["count"] == size
+        connection.request("POST", "/v1/completions", json.dumps(say("over TLS", stream=True)))
+        assert connection.getresponse().read().endswith(b"data: [DONE]\n\n")
 
 
 def mutations(count, seed=0):
