@@ -9,7 +9,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export GKA_BUILD_DIR := build/cpu
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build test demo bench asan format lint clean
+.PHONY: help setup build test demo bench asan fuzz format lint clean
 
 define check_under_sanitizers
 	@$(STAGE) "Sanitizers: build" scripts/build.sh asan
@@ -43,8 +43,11 @@ bench: build ## Measure this machine and write docs/benchmarks.md
 	@if $(PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 	  $(STAGE) "Benchmark: GPU" $(PYTHON) bench/gpu.py; fi
 
-asan: setup ## Build and test the kernels under the sanitizers
+asan: setup ## Build and test the kernels and what reads files under the sanitizers
 	$(check_under_sanitizers)
+
+fuzz: setup ## Fuzz everything that reads files for MINUTES=n
+	@$(STAGE) "Fuzz" scripts/fuzz.sh $(or $(MINUTES),10)
 
 format: setup ## Format every source file
 	@$(STAGE) "Format" scripts/format.sh

@@ -28,6 +28,9 @@ libcli11-dev        installed libcli11-dev
 nlohmann-json3-dev  installed nlohmann-json3-dev
 libpcre2-dev        installed libpcre2-dev
 libssl-dev          installed libssl-dev
+zlib1g-dev          installed zlib1g-dev
+libzstd-dev         installed libzstd-dev
+liblzma-dev         installed liblzma-dev
 END
 }
 

@@ -46,11 +46,17 @@ def read_run(folder):
     if not path.exists():
         fail(f"'{folder}' holds no run: it has no metrics.jsonl; `gka runs` lists the runs there are.")
     lines = []
-    for text in path.read_text().splitlines():
+    try:
+        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        fail(f"cannot read '{path}': {error.strerror}.")
+    for text in texts:
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict):
+            lines.append(line)
     if not lines:
         fail(f"the run '{folder}' has not finished a step yet; plot it later.")
     return lines
@@ -66,8 +72,14 @@ def short_names(folders):
     return names
 
 
+def is_number(value):
+    """One that can be drawn: damaged metrics have other things in its place."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+
+
 def series(lines, across, key):
-    points = [(line[across], line[key]) for line in lines if line.get(key) is not None and line.get(across) is not None]
+    points = [(line.get(across), line.get(key)) for line in lines]
+    points = [(x, y) for x, y in points if is_number(x) and is_number(y)]
     return [x for x, _ in points], [y for _, y in points]
 
 

@@ -12,7 +12,6 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -20,12 +19,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "base/nearest.h"
 #include "gka/types.h"
 
 namespace gka {
-
-using Json = nlohmann::ordered_json;
 
 namespace json {
 
@@ -139,7 +137,7 @@ template <typename T>
 void read_key(const Json& value, std::string_view key, std::string_view where, T& field) {
   if (value.is_null() || read(value, field)) return;
   throw std::runtime_error("'" + std::string(key) + "' of " + std::string(where) + " takes " + kind(field) +
-                           ", and is " + value.dump());
+                           ", and is " + shown(value));
 }
 
 }  // namespace json
@@ -149,7 +147,7 @@ void read_key(const Json& value, std::string_view key, std::string_view where, T
 template <typename VisitAll>
 void read_fields(const Json& object, std::string_view where, const OnUnknown& unknown, VisitAll&& visit_all) {
   if (!object.is_object())
-    throw std::runtime_error(std::string(where) + " takes a JSON object, and is " + object.dump());
+    throw std::runtime_error(std::string(where) + " takes a JSON object, and is " + shown(object));
   std::vector<std::string_view> known;
   visit_all([&](std::string_view name, auto& field) {
     known.push_back(name);

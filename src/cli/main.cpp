@@ -6,12 +6,16 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <exception>
 #include <iostream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
+#include "base/lost_pages.h"
 #include "base/nearest.h"
 #include "cli/commands.h"
 #include "gka/info.h"
@@ -50,6 +54,40 @@ std::string complaint_about(std::string_view word) {
   return text + " (`gka --help` explains them).";
 }
 
+/// The first word that looks like an option and is none of the command's. CLI11 would first complain of what is
+/// missing, and what is missing may well be what the misspelt option was to give.
+std::string complaint_about_options(const CLI::App& app) {
+  for (const auto* command : app.get_subcommands()) {
+    if (auto deeper = complaint_about_options(*command); !deeper.empty()) return deeper;
+  }
+  std::vector<std::string> known;
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  const std::vector<std::string_view> names(known.begin(), known.end());
+  for (const auto& word : app.remaining()) {
+    if (word.size() < 2 || word[0] != '-' || (word[1] >= '0' && word[1] <= '9')) continue;
+    const auto option = word.substr(0, word.find('='));
+    const auto guess = gka::nearest(option, names);
+    const auto command = app.get_parent() ? app.get_name() + " " : std::string();
+    return "gka: " + (command.empty() ? "gka " : command) + "has no option '" + option + "'" +
+           (guess ? "; did you mean '" + std::string(*guess) + "'?" : "") + " (`gka " + command + "--help` lists them)";
+  }
+  return {};
+}
+
+/// What was printed has to have arrived: a full disk shows when the last of it is written.
+int with_output_checked(int status) {
+  errno = 0;
+  std::cout.flush();
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
+  const int code = errno;
+  if (written) return status;
+  std::cerr << "gka: the output could not be written"
+            << (code != 0 ? ": " + std::generic_category().message(code) : std::string()) << "\n";
+  return status == 0 ? 1 : status;
+}
+
 int run(int argc, char** argv) {
   if (argc > 1) {
     if (const auto complaint = complaint_about(argv[1]); !complaint.empty()) {
@@ -73,6 +111,10 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    if (const auto complaint = complaint_about_options(app); error.get_exit_code() != 0 && !complaint.empty()) {
+      std::cerr << complaint << "\n";
+      return kUsageError;
+    }
     return app.exit(error) == 0 ? 0 : kUsageError;
   }
   if (app.get_subcommands().empty()) std::cout << app.help();
@@ -82,8 +124,9 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  gka::explain_lost_pages();
   try {
-    return run(argc, argv);
+    return with_output_checked(run(argc, argv));
   } catch (const c10::Error& error) {  // torch's: its what() goes on with a stack trace
     std::cerr << "gka: " << error.what_without_backtrace() << "\n";
     return 1;

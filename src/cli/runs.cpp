@@ -43,6 +43,22 @@ constexpr std::array kColumns{
     Column{"time", true, [](const RunSummary& run) { return train::short_duration(run.seconds); }},
 };
 
+/// A text from a file, for a terminal: what would move its cursor or change its colours is shown, not done.
+std::string printable(const std::string& text) {
+  std::string safe;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool second_set = byte == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xA0;
+    if (byte >= 0x20 && byte != 0x7F && !second_set) {
+      safe += text[i];
+      continue;
+    }
+    safe += "\uFFFD";
+    if (second_set) ++i;
+  }
+  return safe;
+}
+
 void print_table(const std::vector<RunSummary>& runs) {
   std::vector<Row> rows(1);
   std::vector<bool> right;
@@ -52,11 +68,12 @@ void print_table(const std::vector<RunSummary>& runs) {
   }
   for (const auto& run : runs) {
     auto& row = rows.emplace_back();
-    for (const auto& column : kColumns) row.push_back(column.cell(run));
+    for (const auto& column : kColumns) row.push_back(printable(column.cell(run)));
   }
   std::cout << layout(rows, right);
   for (const auto& run : runs) {
-    if (!run.message.empty()) std::cout << run.path.lexically_normal().string() << ": " << run.message << "\n";
+    if (run.message.empty()) continue;
+    std::cout << printable(run.path.lexically_normal().string() + ": " + run.message) << "\n";
   }
 }
 
@@ -80,7 +97,7 @@ int list(const RunsOptions& options) {
   if (options.json) {
     auto all = Json::array();
     for (const auto& run : runs) all.push_back(as_json(run));
-    std::cout << all.dump(2) << "\n";
+    std::cout << all.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
   } else if (runs.empty()) {
     std::cout << "There are no runs in '" << options.folder << "'; `gka train CONFIG` starts one.\n";
   } else {

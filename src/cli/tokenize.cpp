@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/files.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "data/documents.h"
@@ -36,6 +37,7 @@ struct Arguments {
   std::string separator;
   std::string end_token;
   bool no_end_token = false;
+  bool no_specials = false;
   bool verify = false;
   int threads = 0;
 };
@@ -92,12 +94,12 @@ int check_files(const Arguments& arguments) {
   return 0;
 }
 
-/// A copy for the models trained on the tokens: their checkpoints take it along.
+/// A copy for the models trained on the tokens: their checkpoints take it along. The copy of an earlier call may be the
+/// very tokenizer that this one reads.
 void keep_tokenizer(const std::filesystem::path& name, const std::filesystem::path& token_file) {
   const auto file = std::filesystem::is_directory(name) ? name / "tokenizer.json" : name;
   if (!std::filesystem::exists(file)) return;  // bytes need none, and GPT-2's two files are no tokenizer.json
-  std::filesystem::copy_file(file, data::tokenizer_beside(token_file),
-                             std::filesystem::copy_options::overwrite_existing);
+  write_text(data::tokenizer_beside(token_file), read_text(file));
 }
 
 int tokenize(const Arguments& arguments) {
@@ -112,6 +114,7 @@ int tokenize(const Arguments& arguments) {
   const int threads =
       arguments.threads > 0 ? arguments.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 
+  const auto spelled = arguments.no_specials ? data::Spelled::text : data::Spelled::token;
   const auto path = where_it_goes(arguments.out);
   const train::StopSignals stop("\nstopping; once more ends at once\n");
   data::TokenFileWriter writer(path, tokenizer, end);
@@ -122,7 +125,7 @@ int tokenize(const Arguments& arguments) {
     in_parallel(batch.size(), threads, [&](std::size_t i) {
       if (stop.received() != 0) return;
       encoded[i].clear();
-      tokenizer.encode(reader.text(batch[i]), encoded[i]);
+      tokenizer.encode(reader.text(batch[i]), encoded[i], data::Specials::no, spelled);
     });
     if (stop.received() != 0) return false;
     for (const auto& document : encoded) writer.add(document);
@@ -154,7 +157,10 @@ int tokenize(const Arguments& arguments) {
 
 Action declare_tokenize(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
-  app.add_option("files", arguments->files, "Text files, or JSON lines (.jsonl, .ndjson, or with --field)")
+  app.add_option(
+         "files", arguments->files,
+         "Text files, or JSON lines (.jsonl, .ndjson, or with --field), plain or compressed by gzip, zstd or xz; - is "
+         "standard input")
       ->required()
       ->type_name("FILE");
   app.add_option("--tokenizer", arguments->tokenizer, "bytes, a tokenizer.json, or a folder with one (default: bytes)")
@@ -168,6 +174,7 @@ Action declare_tokenize(CLI::App& app) {
       app.add_option("--end-token", arguments->end_token, "Put after every document (default: the tokenizer's own)")
           ->type_name("TOKEN");
   app.add_flag("--no-end-token", arguments->no_end_token, "Put nothing after a document")->excludes(end);
+  app.add_flag("--no-specials", arguments->no_specials, "Text that spells a special token is text, as a user's is");
   app.add_option("--threads", arguments->threads, "How many encode at a time (default: all)")->type_name("N");
   app.add_flag("--verify", arguments->verify, "The files are token files: check them against their checksums");
   app.footer(

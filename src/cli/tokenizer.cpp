@@ -30,6 +30,7 @@ struct Arguments {
   data::BpeTrainerOptions train;
   std::string name = "bytes";
   bool specials = false;
+  bool no_specials = false;
 };
 
 int interrupted(const Arguments& arguments) {
@@ -89,7 +90,8 @@ int encode(const Arguments& arguments) {
   const auto tokenizer = data::Tokenizer::load(arguments.name);
   const auto specials = arguments.specials ? data::Specials::yes : data::Specials::no;
   std::string line;
-  for (const auto id : tokenizer.encode(standard_input(), specials))
+  for (const auto id :
+       tokenizer.encode(standard_input(), specials, arguments.no_specials ? data::Spelled::text : data::Spelled::token))
     line += (line.empty() ? "" : " ") + std::to_string(id);
   std::cout << line << "\n";
   return 0;
@@ -140,7 +142,11 @@ Action declare_tokenizer(CLI::App& app) {
 
   auto* train = add_verb(app, "train", "Learn a byte-level BPE from text", chosen, train_bpe);
   auto& options = arguments->train;
-  train->add_option("files", arguments->files, "Text files, or JSON lines (.jsonl, .ndjson, or with --field)")
+  train
+      ->add_option(
+          "files", arguments->files,
+          "Text files, or JSON lines (.jsonl, .ndjson, or with --field), plain or compressed by gzip, zstd or xz; - is "
+          "standard input")
       ->required()
       ->type_name("FILE");
   train->add_option("--out", arguments->out, "The tokenizer.json to write")->required()->type_name("FILE");
@@ -173,6 +179,10 @@ Action declare_tokenizer(CLI::App& app) {
     verb->add_option("tokenizer", arguments->name, "bytes, a tokenizer.json, or a folder with one (default: bytes)")
         ->type_name("NAME");
     if (run != show) verb->add_flag("--specials", arguments->specials, "With the special tokens around a text");
+    if (run == encode) {
+      verb->add_flag("--no-specials", arguments->no_specials,
+                     "Text that spells a special token is text, as a user's is");
+    }
   }
   app.footer(
       "Examples:\n"

@@ -1,11 +1,13 @@
 // `gka train`: a training file, changes to it, and where to begin.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/commands.h"
@@ -30,14 +32,30 @@ constexpr const char* kExamples =
 struct TrainOptions {
   std::string config, from;
   std::vector<std::string> assignments;
-  bool resume = false, keys = false;
+  bool resume = false, keys = false, no_verify = false;
 };
+
+std::string as_json(const std::string& path) try { return Json(path).dump(); } catch (const Json::exception&) {
+  throw std::runtime_error("--from takes a path in UTF-8, and got other bytes");
+}
+
+/// The two ways to say how long to train; the newer of two --set would win, and which one that is nobody should guess.
+void check_assignments(const TrainOptions& options) {
+  const auto has = [&](std::string_view key) {
+    return std::ranges::any_of(options.assignments, [&](const auto& word) { return word.starts_with(key); });
+  };
+  if (has("steps=") && has("tokens=")) {
+    throw std::runtime_error("--set steps and --set tokens both say how long to train; give one of them.");
+  }
+}
 
 train::Outcome train_file(const std::string& file, const TrainOptions& options) {
   auto settings = train::read_settings(file);
   for (const auto& assignment : options.assignments) train::assign(settings, assignment);
-  if (!options.from.empty()) train::assign(settings, "from=" + Json(options.from).dump());
-  return train::train(train::parse(settings), options.resume ? train::Start::resume : train::Start::fresh);
+  if (!options.from.empty()) train::assign(settings, "from=" + as_json(options.from));
+  auto config = train::parse(settings);
+  config.verify = !options.no_verify;
+  return train::train(config, options.resume ? train::Start::resume : train::Start::fresh);
 }
 
 /// Trains the files named on standard input, as they come. Each is answered by a line, so that another program can hand
@@ -63,6 +81,7 @@ int run_training(const TrainOptions& options) {
     return 0;
   }
   if (options.config.empty()) throw std::runtime_error("train takes a training file: gka train CONFIG.");
+  check_assignments(options);
   if (options.resume && !options.from.empty()) {
     throw std::runtime_error(
         "--resume continues a run and --from starts a new one from other weights; give one of them.");
@@ -85,6 +104,8 @@ Action declare_train(CLI::App& app) {
   app.add_flag("--resume", options->resume, "Continue the run in the output folder, to the same bits");
   app.add_option("--from", options->from, "Start a new run from the weights of a checkpoint, run or model")
       ->type_name("FOLDER");
+  app.add_flag("--no-verify", options->no_verify,
+               "Take token files as they are, without reading them once to check them");
   app.add_flag("--keys", options->keys, "List the keys of a training file");
   app.footer(kExamples);
   return [options] { return run_training(*options); };

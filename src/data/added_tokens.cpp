@@ -33,7 +33,11 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tok
     if (last == 0) first = i;
     last = i + 1;
   }
-  if (std::ranges::any_of(tokens_, &AddedToken::single_word)) word_.emplace(R"([\w\x{200c}\x{200d}])");
+  if (std::ranges::any_of(tokens_, &AddedToken::single_word)) {
+    // Another \w than that of patterns: the `tokenizers` package asks Rust's regular expressions here.
+    word_.emplace(R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169})"
+                  R"(\x{1f170}-\x{1f189}\x{200c}\x{200d}])");
+  }
 }
 
 const AddedToken* AddedTokens::longest_at(std::string_view text) const {

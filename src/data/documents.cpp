@@ -6,7 +6,9 @@
 #include <stdexcept>
 
 #include "base/files.h"
+#include "base/json.h"
 #include "base/nearest.h"
+#include "data/text_input.h"
 #include "data/unicode.h"
 
 namespace gka::data {
@@ -30,43 +32,115 @@ DocumentReader::DocumentReader(std::vector<std::string> paths, DocumentOptions o
     : paths_(std::move(paths)), options_(std::move(options)) {
   if (options_.separator && options_.separator->empty()) throw std::runtime_error("the separator must not be empty");
   for (const auto& path : paths_) {
-    std::error_code error;
-    const auto size = std::filesystem::file_size(path, error);
-    if (error) throw std::runtime_error("cannot read " + path + ": " + error.message());
-    total_bytes_ += static_cast<std::int64_t>(size);
+    if (path == kStandardInput) continue;  // nobody knows how long it will be
+    total_bytes_ += static_cast<std::int64_t>(open_regular(path).size());
+    is_compressed(path);  // refuses what is no text before any work is done
   }
 }
 
+/// By the name without what compression has added to it.
 std::optional<std::string> DocumentReader::field_of(const std::string& path) const {
   if (options_.field) return options_.field;
-  const auto ending = std::filesystem::path(path).extension();
+  std::filesystem::path name(path);
+  if (name.extension() == ".gz" || name.extension() == ".zst" || name.extension() == ".xz") name = name.stem();
+  const auto ending = name.extension();
   return ending == ".jsonl" || ending == ".ndjson" ? std::optional<std::string>("text") : std::nullopt;
+}
+
+std::string DocumentReader::separator_of(std::size_t file) const {
+  return field_of(paths_[file]) ? "\n" : options_.separator.value_or("");
+}
+
+namespace {
+
+/// Gathers documents until there are enough for a batch.
+class Gatherer {
+ public:
+  Gatherer(std::size_t file, bool separated, std::size_t batch_bytes)
+      : file_(file), separated_(separated), batch_bytes_(batch_bytes) {}
+
+  void add(std::string_view bytes) {
+    ++line_;
+    if (separated_ && blank(bytes)) return;
+    batch_.push_back({bytes, file_, line_});
+    held_ += bytes.size();
+  }
+  bool full() const { return held_ >= batch_bytes_; }
+  /// False: the sink has had enough.
+  bool hand_over(const DocumentReader::Sink& sink, std::int64_t bytes_done) {
+    const bool go_on = batch_.empty() || sink(batch_, bytes_done);
+    batch_.clear();
+    held_ = 0;
+    return go_on;
+  }
+
+ private:
+  std::size_t file_;
+  bool separated_;
+  std::size_t batch_bytes_;
+  std::vector<RawDocument> batch_;
+  std::size_t held_ = 0;
+  std::int64_t line_ = 0;
+};
+
+/// Appends what the input has next; false at its end.
+bool append(TextInput& input, std::string& text) {
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  const auto before = text.size();
+  text.resize(before + kPiece);
+  const auto got = input.read(text.data() + before, kPiece);
+  text.resize(before + got);
+  return got > 0;
+}
+
+}  // namespace
+
+bool DocumentReader::read_mapped(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before,
+                                 const Sink& sink) const {
+  const MappedFile map(paths_[file]);
+  const auto separator = separator_of(file);
+  Gatherer documents(file, !separator.empty(), batch_bytes);
+  auto rest = map.text();
+  while (!rest.empty()) {
+    documents.add(separator.empty() ? std::exchange(rest, {}) : take(rest, separator));
+    if (!documents.full() && !rest.empty()) continue;
+    if (!documents.hand_over(sink, bytes_before + static_cast<std::int64_t>(map.size() - rest.size()))) return false;
+  }
+  return true;
+}
+
+bool DocumentReader::read_stream(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before,
+                                 const Sink& sink) const {
+  const auto input = open_text(paths_[file]);
+  const auto separator = separator_of(file);
+  Gatherer documents(file, !separator.empty(), batch_bytes);
+  std::string held;
+  for (bool more = true; more;) {
+    while ((separator.empty() || held.size() < batch_bytes) && (more = append(*input, held))) {
+    }
+    // All that is known to be whole: up to the last separator, or, at the end, everything.
+    const auto last = separator.empty() ? std::string::npos : held.rfind(separator);
+    if (more && last == std::string::npos) {
+      batch_bytes *= 2;  // one document is longer than a batch
+      continue;
+    }
+    const auto whole = more ? last + separator.size() : held.size();
+    auto rest = std::string_view(held).substr(0, whole);
+    while (!rest.empty()) documents.add(separator.empty() ? std::exchange(rest, {}) : take(rest, separator));
+    if (!documents.hand_over(sink, bytes_before + input->taken())) return false;
+    held.erase(0, whole);
+  }
+  return true;
 }
 
 void DocumentReader::read(std::size_t batch_bytes, const Sink& sink) const {
   std::int64_t bytes_before = 0;
   for (std::size_t file = 0; file < paths_.size(); ++file) {
-    const MappedFile map(paths_[file]);
-    const bool lines = field_of(paths_[file]).has_value();
-    const auto separator = lines ? "\n" : options_.separator.value_or("");
-    auto rest = map.text();
-    std::vector<RawDocument> batch;
-    std::size_t held = 0;
-    std::int64_t line = 0;
-    while (!rest.empty()) {
-      const auto bytes = separator.empty() ? std::exchange(rest, {}) : take(rest, separator);
-      ++line;
-      const bool nothing = separator.empty() ? false : blank(bytes);
-      if (!nothing) {
-        batch.push_back({bytes, file, line});
-        held += bytes.size();
-      }
-      if (held < batch_bytes && !rest.empty()) continue;
-      if (!batch.empty() && !sink(batch, bytes_before + static_cast<std::int64_t>(map.size() - rest.size()))) return;
-      batch.clear();
-      held = 0;
-    }
-    bytes_before += static_cast<std::int64_t>(map.size());
+    const bool stream = paths_[file] == kStandardInput || is_compressed(paths_[file]);
+    const bool go_on = stream ? read_stream(file, batch_bytes, bytes_before, sink)
+                              : read_mapped(file, batch_bytes, bytes_before, sink);
+    if (!go_on) return;
+    if (paths_[file] != kStandardInput) bytes_before += static_cast<std::int64_t>(open_regular(paths_[file]).size());
   }
 }
 
@@ -77,8 +151,9 @@ std::string DocumentReader::text(const RawDocument& document) const {
   const auto where = path + " line " + std::to_string(document.line);
   Json json;
   try {
-    json = is_utf8(document.bytes) ? Json::parse(document.bytes) : Json::parse(replace_malformed(document.bytes));
-  } catch (const Json::exception&) {
+    json = is_utf8(document.bytes) ? parse_json<Json>(document.bytes, where)
+                                   : parse_json<Json>(replace_malformed(document.bytes), where);
+  } catch (const std::runtime_error&) {
     throw std::runtime_error(where + " is not JSON: each line must be one object, such as {\"text\": \"…\"}");
   }
   const auto found = json.is_object() ? json.find(*field) : json.end();

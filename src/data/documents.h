@@ -1,4 +1,5 @@
 // Documents from files: a text file is one (or several, with a separator between), a file of JSON lines has one a line.
+// Files compressed by gzip, zstd or xz are read as what is in them, and - is standard input.
 #pragma once
 
 #include <cstddef>
@@ -39,6 +40,9 @@ class DocumentReader {
 
  private:
   std::optional<std::string> field_of(const std::string& path) const;
+  std::string separator_of(std::size_t file) const;
+  bool read_mapped(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before, const Sink& sink) const;
+  bool read_stream(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before, const Sink& sink) const;
 
   std::vector<std::string> paths_;
   DocumentOptions options_;

@@ -19,6 +19,7 @@ FALLBACK = {
     "Sc": 0x1E2FF,
     "Nd": 0x104A0,
 }  # beyond U+FFFF, from Unicode 4 to 13
+SAME_SCRIPT = {0x1B132: 0x1B001, 0x1B155: 0x1B000}  # Hiragana and Katakana, which patterns ask for by name
 OLD = unicodedata.ucd_3_2_0  # what is in this one every PCRE2 knows
 
 
@@ -35,6 +36,8 @@ def matching(pattern, codes, step=1024):
 
 def stand_in(code, category):
     """An old character of the category, of as many bytes; for an ideograph another ideograph."""
+    if code in SAME_SCRIPT:
+        return SAME_SCRIPT[code]
     if category == "Lo" and 0x20000 <= code < 0x40000:
         return 0x20000
     start = 0x800 if code < 0x10000 else 0x10000

@@ -68,13 +68,16 @@ struct Piece {
   bool match;
 };
 
-/// All of the text, cut at the matches.
+/// All of the text, cut at the matches. An empty match cuts too, and is a piece without text: that is how neighbours
+/// that are joined by kind stay apart. Right behind another match there is none.
 template <typename Sink>
 void cut(std::string_view text, Regex::Matcher& matcher, Sink&& sink) {
   std::size_t done = 0, from = 0;
+  bool any = false;
   for (Regex::Matcher::Match match{}; from <= text.size() && matcher.find(text, from, match);) {
     if (match.first > done) sink(Piece{done, match.first, false});
-    if (match.last > match.first) sink(Piece{match.first, match.last, true});
+    if (match.last > match.first || !any || match.first > done) sink(Piece{match.first, match.last, true});
+    any = true;
     done = match.last;
     from = match.last;
     if (match.last == match.first) {  // an empty match: go on behind the next character
@@ -134,6 +137,7 @@ void PreTokenizer::apply_pattern(std::size_t step, const Text& text, Scratch& sc
   auto& matcher = *scratch.matchers_[step];
   const bool last = step + 1 == steps_.size();
   const auto go_on = [&](const Piece& piece) {
+    if (piece.first == piece.last) return;
     if (last) return sink(text.bytes.substr(piece.first, piece.last - piece.first));
     apply(step + 1, text.part(piece.first, piece.last), scratch, sink);
   };

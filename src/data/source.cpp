@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string_view>
@@ -27,7 +28,13 @@ std::span<std::int64_t> row_of(at::Tensor& tensor, std::int64_t row) {
   return {tensor.data_ptr<std::int64_t>() + row * width, static_cast<std::size_t>(width)};
 }
 
-void check_sizes(std::int64_t batch, std::int64_t tokens) {
+/// Packed batches count their tokens in 32 bits.
+void check_sizes(std::int64_t batch, std::int64_t tokens, bool packed = false) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (packed && batch > kMost / std::max<std::int64_t>(1, tokens)) {
+    throw std::invalid_argument("a packed batch takes at most " + std::to_string(kMost) + " tokens; asked for " +
+                                std::to_string(batch) + " times " + std::to_string(tokens));
+  }
   if (batch < 1 || tokens < 1) {
     throw std::invalid_argument("a batch needs at least one sequence of one token; asked for " + std::to_string(batch) +
                                 " of " + std::to_string(tokens));
@@ -48,7 +55,7 @@ class TokenSource final : public Source {
   TokenSource(const TokenSetOptions& options, bool packed) : set_(options), part_(options.part), packed_(packed) {}
 
   Batch next(std::int64_t batch, std::int64_t tokens) override {
-    check_sizes(batch, tokens);
+    check_sizes(batch, tokens, packed_);
     auto inputs = integers(batch, tokens), targets = integers(batch, tokens);
     std::vector<std::int32_t> bounds{0};
     for (std::int64_t row = 0; row < batch; ++row) {
@@ -146,13 +153,25 @@ bool read(const Json& json, FileEntry& entry) {
   });
   return true;
 }
-std::string kind(const FileEntry&) { return "a path, or an object with path and weight"; }
 
-std::unique_ptr<Source> open_tokens(const Json& config, Split split) {
+/// Several of them, or one by itself.
+struct FileList {
+  std::vector<FileEntry> entries{};
+};
+bool read(const Json& json, FileList& list) {
+  if (!json.is_array()) return read(json, list.entries.emplace_back());
+  for (const auto& entry : json) {
+    if (!read(entry, list.entries.emplace_back())) return false;
+  }
+  return true;
+}
+std::string kind(const FileList&) { return "paths, or objects with path and weight: one or a list"; }
+
+std::unique_ptr<Source> open_tokens(const Json& config, Split split, Verify verify) {
   const bool train = split == Split::train;
-  TokenSetOptions options{.part = train ? Part::train : Part::eval, .shuffle = train};
+  TokenSetOptions options{.part = train ? Part::train : Part::eval, .shuffle = train, .verify = verify == Verify::yes};
   Raw kind_of_source;
-  std::vector<FileEntry> files;
+  FileList files;
   bool packed = false;
   std::int64_t seed = 0;
   read_fields(config, "a source of kind \"tokens\"", refuse, [&](auto&& visit) {
@@ -163,7 +182,7 @@ std::unique_ptr<Source> open_tokens(const Json& config, Split split) {
     visit("eval_fraction", options.eval_fraction);
     visit("shuffle", options.shuffle);
   });
-  for (const auto& entry : files) options.files.push_back(entry.file);
+  for (const auto& entry : files.entries) options.files.push_back(entry.file);
   options.seed = static_cast<std::uint64_t>(seed);
   return std::make_unique<TokenSource>(options, packed);
 }
@@ -185,7 +204,7 @@ TaskSize read_size(const Json& json, const Task& task, TaskSize size) {
   return size;
 }
 
-std::unique_ptr<Source> open_task(const Json& config, Split split) {
+std::unique_ptr<Source> open_task(const Json& config, Split split, Verify /*verify*/) {
   if (!config.contains("task") || !config["task"].is_string()) {
     throw std::runtime_error("data: a source of kind \"task\" needs task, the task's name");
   }
@@ -210,19 +229,19 @@ std::unique_ptr<Source> open_task(const Json& config, Split split) {
       TaskStream(task, std::move(sizes), mix({static_cast<std::uint64_t>(seed), stream})));
 }
 
-using Open = std::unique_ptr<Source> (*)(const Json& config, Split split);
+using Open = std::unique_ptr<Source> (*)(const Json& config, Split split, Verify verify);
 constexpr std::array<std::pair<std::string_view, Open>, 2> kKinds{{{"tokens", open_tokens}, {"task", open_task}}};
 
 }  // namespace
 
-std::unique_ptr<Source> open_source(const Json& config, Split split) {
+std::unique_ptr<Source> open_source(const Json& config, Split split, Verify verify) {
   if (!config.is_object() || !config.contains("kind")) {
     throw std::runtime_error("data: a source is an object with a kind, \"tokens\" or \"task\".");
   }
   for (const auto& [name, open] : kKinds) {
-    if (config["kind"] == name) return open(config, split);
+    if (config["kind"] == name) return open(config, split, verify);
   }
-  throw std::runtime_error("data: kind takes \"tokens\" or \"task\", and is " + config["kind"].dump());
+  throw std::runtime_error("data: kind takes \"tokens\" or \"task\", and is " + shown(config["kind"]));
 }
 
 Accuracy accuracy(const at::Tensor& predicted, const at::Tensor& targets) {

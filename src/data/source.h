@@ -55,8 +55,12 @@ class Source {
 /// stream.
 enum class Split : std::uint8_t { train, eval };
 
-/// Throws std::runtime_error (one sentence) for an unknown key, a missing file, a wrong value.
-std::unique_ptr<Source> open_source(const nlohmann::ordered_json& config, Split split = Split::train);
+/// Whether token files are read through once to compare them with their checksums (see TokenFile::verify_once).
+enum class Verify : std::uint8_t { no, yes };
+
+/// Throws std::runtime_error (one sentence) for an unknown key, a missing file, a wrong value, a damaged file.
+std::unique_ptr<Source> open_source(const nlohmann::ordered_json& config, Split split = Split::train,
+                                    Verify verify = Verify::yes);
 
 /// `predicted` int64: one token per target that is not kIgnoredLabel, in the order of the batch, or a tensor of the
 /// shape of the targets.

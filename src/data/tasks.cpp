@@ -19,6 +19,10 @@ using Tokens = std::span<std::int64_t>;
 
 enum Mark : std::int64_t { kNothing = 0, kNeedle = 1, kQuery = 2, kAssign = 3, kSeparator = 4, kFirstFree = 5 };
 
+/// What a sequence may have of anything; products of two such numbers, and a few of those together, fit 64 bits.
+constexpr std::int64_t kMostOfAnything = std::int64_t{1} << 28;
+constexpr std::int64_t kMostExamples = std::int64_t{1} << 40;
+
 /// Part `part` of `parts` equal ones of what the marks leave of the vocabulary.
 std::pair<std::int64_t, std::int64_t> share(const TaskOptions& o, std::int64_t part, std::int64_t parts) {
   const auto width = (o.vocab_size - kFirstFree) / parts;
@@ -385,9 +389,9 @@ void check(const Task& task, const TaskOptions& options) {
   TaskOptions::fields(options, [&](std::string_view name, const auto& value) {
     if constexpr (std::is_same_v<decltype(value), const std::int64_t&>) {
       const std::int64_t least = name == "hops" ? 0 : 1;
-      if (!task.reads(name) || value >= least) return;
-      throw wrong(task,
-                  std::string(name) + " must be at least " + std::to_string(least) + ", got " + std::to_string(value));
+      if (!task.reads(name) || (value >= least && value <= kMostOfAnything)) return;
+      throw wrong(task, std::string(name) + " must be from " + std::to_string(least) + " to " +
+                            std::to_string(kMostOfAnything) + ", got " + std::to_string(value));
     }
   });
   if (!(options.power > 0) || !std::isfinite(options.power)) {
@@ -416,7 +420,10 @@ TaskStream::TaskStream(const Task& task, std::vector<TaskSize> sizes, std::uint6
   double sum = 0;
   for (const auto& size : sizes_) {
     check(task, size.options);
-    if (size.examples < 0) throw wrong(task, "examples must not be negative");
+    if (size.examples < 0 || size.examples > kMostExamples) {
+      throw wrong(task, "examples must be from 0 to " + std::to_string(kMostExamples) + ", got " +
+                            std::to_string(size.examples));
+    }
     if (!(size.weight >= 0) || !std::isfinite(size.weight))
       throw wrong(task, "weights must be finite and not negative");
     sum += size.weight;

@@ -1,9 +1,12 @@
 #include "data/token_file.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+
+#include "data/verified.h"
 
 namespace gka::data {
 namespace {
@@ -27,7 +30,7 @@ std::runtime_error bad(const std::filesystem::path& path, const std::string& wha
 /// The file's size as the header has it; 0 where its numbers make no sense.
 std::size_t expected_size(const TokenFileHeader& header) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 56;
-  if (header.tokens > kMost || header.documents > kMost) return 0;
+  if (header.tokens > kMost || header.documents > kMost) return 0;  // their products still fit
   return sizeof(TokenFileHeader) + padded(header.tokens * header.token_bytes) + 8 * (header.documents + 1);
 }
 
@@ -61,6 +64,14 @@ void widen(const std::byte* from, std::span<std::int64_t> out) {
 }
 
 template <typename Stored>
+std::uint64_t largest_of(const std::byte* from, std::int64_t count) {
+  const auto* stored = reinterpret_cast<const Stored*>(from);
+  Stored largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, stored[i]);
+  return largest;
+}
+
+template <typename Stored>
 void narrow(std::span<const Token> ids, std::vector<std::byte>& out) {
   const auto start = out.size();
   out.resize(start + ids.size() * sizeof(Stored));
@@ -78,8 +89,11 @@ TokenFile::TokenFile(const std::filesystem::path& path)
     : path_(path), map_(path), header_(read_header(path, map_.text())) {
   tokens_ = reinterpret_cast<const std::byte*>(map_.data()) + sizeof(TokenFileHeader);
   offsets_ = reinterpret_cast<const std::uint64_t*>(tokens_ + padded(header_.tokens * header_.token_bytes));
-  if (offsets_[0] != 0 || offsets_[header_.documents] != header_.tokens) {
-    throw bad(path, "is damaged: its document offsets do not end with its tokens; make it again with `gka tokenize`.");
+  // Everything that reads documents trusts these from here on.
+  if (offsets_[0] != 0 || offsets_[header_.documents] != header_.tokens || !std::ranges::is_sorted(offsets())) {
+    throw bad(path,
+              "is damaged: its documents do not follow each other from its first token to its last; make it "
+              "again with `gka tokenize`.");
   }
 }
 
@@ -98,6 +112,20 @@ void TokenFile::verify() const {
   if (hash64(map_.text().substr(sizeof(TokenFileHeader))) != header_.body_hash) {
     throw bad(path_, "is damaged: its contents do not match its checksum; make it again with `gka tokenize`.");
   }
+  const auto largest = header_.token_bytes == 2 ? largest_of<std::uint16_t>(tokens_, tokens())
+                                                : largest_of<std::uint32_t>(tokens_, tokens());
+  if (header_.tokens > 0 && largest >= header_.vocab_size) {
+    throw bad(path_, "is damaged: it has the token " + std::to_string(largest) + ", and its vocabulary has " +
+                         std::to_string(header_.vocab_size) + "; make it again with `gka tokenize`.");
+  }
+}
+
+void TokenFile::verify_once() const {
+  const VerifiedFiles verified;
+  const auto mark = mark_of(path_, header_.body_hash);
+  if (verified.has(mark)) return;
+  verify();
+  verified.add(mark);
 }
 
 TokenFileWriter::TokenFileWriter(const std::filesystem::path& path, const Tokenizer& tokenizer,

@@ -35,8 +35,8 @@ static_assert(sizeof(TokenFileHeader) == 96);
 /// book.tokenizer.json for book.tokens.
 std::filesystem::path tokenizer_beside(std::filesystem::path token_file);
 
-/// Reads a token file through memory mapping. Opening checks the header and the size; the tokens themselves are only
-/// checked by `verify`, because that reads all of them.
+/// Reads a token file through memory mapping. Opening checks the header, the size and that documents follow each other
+/// inside the file; the tokens themselves are only checked by `verify`, because that reads all of them.
 class TokenFile {
  public:
   explicit TokenFile(const std::filesystem::path& path);
@@ -54,6 +54,9 @@ class TokenFile {
 
   /// Throws where the file's contents are not those that were written.
   void verify() const;
+  /// The same, once for each file: one that was found whole is remembered by its place, size and time of change in a
+  /// file of the user's cache folder (docs/data.md).
+  void verify_once() const;
 
  private:
   std::filesystem::path path_;

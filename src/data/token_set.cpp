@@ -66,6 +66,7 @@ TokenSet::TokenSet(const TokenSetOptions& options) : seed_(options.seed), shuffl
   check(options);
   for (const auto& [path, weight] : options.files) {
     TokenFile file(path);
+    if (options.verify) file.verify_once();
     const auto middle = options.eval_fraction == 0 ? file.tokens() : cut(file, options.eval_fraction);
     const bool train = options.part == Part::train;
     files_.push_back({file, train ? 0 : middle, train ? middle : file.tokens() - middle});

@@ -26,6 +26,7 @@ struct TokenSetOptions {
   double eval_fraction = 0;  // of every file, from its end
   Part part = Part::train;
   bool shuffle = true;
+  bool verify = true;  // each file against its checksum, the first time it is seen
 };
 
 class TokenSet {

@@ -45,9 +45,13 @@ class Tokenizer::Model::Borrowed {
   std::unique_ptr<Scratch> scratch_;
 };
 
-Tokenizer::Model::Model(Parts parts) : parts_(std::move(parts)) {
+Tokenizer::Model::Model(Parts parts)
+    : parts_(std::move(parts)), all_(find_added(true)), without_specials_(find_added(false)) {}
+
+Tokenizer::Model::Finders Tokenizer::Model::find_added(bool specials) const {
   std::vector<AddedToken> raw, normalized;
   for (const auto& token : parts_.added) {
+    if (token.special && !specials) continue;
     if (!token.normalized) {
       raw.push_back(token);
       continue;
@@ -56,23 +60,24 @@ Tokenizer::Model::Model(Parts parts) : parts_(std::move(parts)) {
     if (parts_.nfc) copy.content = compose(copy.content);
     normalized.push_back(copy);
   }
-  raw_ = AddedTokens(std::move(raw));
-  normalized_ = AddedTokens(std::move(normalized));
+  return {AddedTokens(std::move(raw)), AddedTokens(std::move(normalized))};
 }
 
 template <typename OnText, typename OnToken>
-void Tokenizer::Model::for_each_piece(std::string_view text, OnText&& on_text, OnToken&& on_token) const {
+void Tokenizer::Model::for_each_piece(std::string_view text, const Finders& finders, OnText&& on_text,
+                                      OnToken&& on_token) const {
   std::string repaired;
   if (!is_utf8(text)) text = repaired = replace_malformed(text);
   const auto normalize = [&](std::string_view piece) {
-    if (!parts_.nfc) return normalized_.split(piece, on_text, on_token);
+    if (!parts_.nfc) return finders.normalized.split(piece, on_text, on_token);
     const auto composed = compose(piece);
-    normalized_.split(composed, on_text, on_token);
+    finders.normalized.split(composed, on_text, on_token);
   };
-  raw_.split(text, normalize, on_token);
+  finders.raw.split(text, normalize, on_token);
 }
 
-void Tokenizer::Model::encode(std::string_view text, std::vector<Token>& ids, Specials specials) const {
+void Tokenizer::Model::encode(std::string_view text, std::vector<Token>& ids, Specials specials,
+                              Spelled spelled) const {
   if (parts_.bytes_only) {
     for (const char byte : text) ids.push_back(static_cast<unsigned char>(byte));
     return;
@@ -82,7 +87,8 @@ void Tokenizer::Model::encode(std::string_view text, std::vector<Token>& ids, Sp
   auto& scratch = *borrowed;
   const WordSink encode_word = [&](std::string_view word) { parts_.bpe.encode(word, scratch.pairs, ids); };
   for_each_piece(
-      text, [&](std::string_view piece) { parts_.pre_tokenizer.split(piece, scratch.words, encode_word); },
+      text, spelled == Spelled::token ? all_ : without_specials_,
+      [&](std::string_view piece) { parts_.pre_tokenizer.split(piece, scratch.words, encode_word); },
       [&](Token id) { ids.push_back(id); });
   if (specials == Specials::yes) ids.insert(ids.end(), parts_.after.begin(), parts_.after.end());
 }
@@ -91,7 +97,8 @@ void Tokenizer::Model::words(std::string_view text, const WordSink& sink) const 
   Borrowed borrowed(*this);
   auto& scratch = *borrowed;
   for_each_piece(
-      text, [&](std::string_view piece) { parts_.pre_tokenizer.split(piece, scratch.words, sink); }, [](Token) {});
+      text, all_, [&](std::string_view piece) { parts_.pre_tokenizer.split(piece, scratch.words, sink); },
+      [](Token) {});
 }
 
 std::shared_ptr<const Tokenizer::Model> byte_model() {
@@ -109,14 +116,14 @@ Tokenizer Tokenizer::load(const std::string& name) {
   return Tokenizer(name == "bytes" ? byte_model() : load_model(name));
 }
 
-std::vector<Token> Tokenizer::encode(std::string_view text, Specials specials) const {
+std::vector<Token> Tokenizer::encode(std::string_view text, Specials specials, Spelled spelled) const {
   std::vector<Token> ids;
-  model_->encode(text, ids, specials);
+  model_->encode(text, ids, specials, spelled);
   return ids;
 }
 
-void Tokenizer::encode(std::string_view text, std::vector<Token>& ids, Specials specials) const {
-  model_->encode(text, ids, specials);
+void Tokenizer::encode(std::string_view text, std::vector<Token>& ids, Specials specials, Spelled spelled) const {
+  model_->encode(text, ids, specials, spelled);
 }
 
 std::string_view Tokenizer::bytes_of(Token id) const {

@@ -25,6 +25,11 @@ using Token = std::int32_t;
 /// whether decode shows special tokens.
 enum class Specials : std::uint8_t { no, yes };
 
+/// What becomes of text that spells a special token, "<|im_end|>" say: the token, as Hugging Face's `tokenizers` has
+/// it, or text like any other, as the same package has it with `encode_special_tokens`. Text of a user's is `text`:
+/// nobody should end a turn by typing its end.
+enum class Spelled : std::uint8_t { token, text };
+
 class Tokenizer {
  public:
   class Model;  // what was loaded; see tokenizer_model.h
@@ -37,9 +42,11 @@ class Tokenizer {
 
   /// Bytes that are not UTF-8 count as U+FFFD, one for each that Python's errors="replace" gives. (The byte tokenizer
   /// keeps every byte as it is.)
-  std::vector<Token> encode(std::string_view text, Specials specials = Specials::no) const;
+  std::vector<Token> encode(std::string_view text, Specials specials = Specials::no,
+                            Spelled spelled = Spelled::token) const;
   /// The same, appended to `ids`.
-  void encode(std::string_view text, std::vector<Token>& ids, Specials specials = Specials::no) const;
+  void encode(std::string_view text, std::vector<Token>& ids, Specials specials = Specials::no,
+              Spelled spelled = Spelled::token) const;
 
   /// UTF-8; bytes of a character that is not whole become U+FFFD. (The byte tokenizer gives the bytes back.) A number
   /// that is no token stands for nothing: models often have a few more than their tokenizer.
@@ -67,6 +74,10 @@ class Tokenizer {
  private:
   std::shared_ptr<const Model> model_;
 };
+
+/// The byte tokenizer as a tokenizer.json, for a model's folder: other programs read it as a byte-level BPE without
+/// merges, and `Tokenizer::load` knows it for what it is.
+std::string byte_tokenizer_file();
 
 /// Decodes token by token for a terminal: a character appears once all of its bytes are there.
 class StreamDecoder {

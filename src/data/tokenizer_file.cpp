@@ -7,6 +7,7 @@
 
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "data/tokenizer_model.h"
 
 namespace gka::data {
@@ -17,14 +18,54 @@ using Model = Tokenizer::Model;
 
 std::runtime_error not_supported(const std::string& what) { return std::runtime_error("not supported: " + what); }
 
-std::string type_of(const Json& part) { return part.value("type", "of no type"); }
+/// A file in which a value is not of the kind it should be.
+std::runtime_error damaged(const std::string& what) {
+  return std::runtime_error("it is damaged or no tokenizer.json: " + what);
+}
+
+const Json& part_of(const Json& object, const char* key) {
+  if (!object.is_object() || !object.contains(key))
+    throw damaged(std::string("there is no \"") + key + "\" where one belongs");
+  return object[key];
+}
+
+std::string text_of(const Json& value, const char* what) {
+  if (!value.is_string()) throw damaged(std::string(what) + " is not a text");
+  return value.get<std::string>();
+}
+
+/// Whole, and of a size that a vocabulary has: 5.9, true and 2^32 + 5 are no token numbers.
+Token id_of_token(const Json& value, const std::string& name) {
+  constexpr std::uint64_t kMost = 1 << 22;
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() < kMost)
+    return static_cast<Token>(value.get<std::uint64_t>());
+  throw damaged("its token '" + name + "' has the number " + value.dump() + "; token numbers are whole, from 0 to " +
+                std::to_string(kMost - 1));
+}
+
+bool flag(const Json& object, const char* key, bool preset) {
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null()) return preset;
+  if (!found->is_boolean()) throw damaged(std::string("\"") + key + "\" is not true or false");
+  return found->get<bool>();
+}
+
+const Json& list_of(const Json& value, const char* what) {
+  if (!value.is_array()) throw damaged(std::string(what) + " is not a list");
+  return value;
+}
+
+std::string type_of(const Json& part) {
+  if (!part.is_object()) throw damaged("a part of it is not an object");
+  return part.contains("type") ? text_of(part["type"], "a type") : "of no type";
+}
 
 /// The entries of a Sequence under `key`, or the part itself; nothing where it is null.
 std::vector<Json> sequence(const Json& part, const char* key) {
   if (part.is_null()) return {};
   if (type_of(part) != "Sequence") return {part};
   std::vector<Json> all;
-  for (const auto& entry : part.at(key)) {
+  for (const auto& entry : list_of(part_of(part, key), key)) {
     for (auto& inner : sequence(entry, key)) all.push_back(std::move(inner));
   }
   return all;
@@ -50,17 +91,18 @@ std::string quoted(const std::string& text) {
 }
 
 std::string read_pattern(const Json& pattern) {
-  if (pattern.contains("Regex")) return pattern.at("Regex");
-  if (pattern.contains("String")) return quoted(pattern.at("String"));
+  if (pattern.contains("Regex")) return text_of(pattern["Regex"], "a Regex");
+  if (pattern.contains("String")) return quoted(text_of(pattern["String"], "a String"));
   throw not_supported("a Split pattern that is neither Regex nor String");
 }
 
 PreTokenizerStep read_split(const Json& part) {
-  const std::string name = part.at("behavior");
+  const auto name = text_of(part_of(part, "behavior"), "a behavior");
   const auto behavior = parse_name<SplitBehavior>(name);
   if (!behavior) throw not_supported("Split behavior " + name);
-  return {
-      .pattern = Regex(read_pattern(part.at("pattern"))), .behavior = *behavior, .invert = part.value("invert", false)};
+  return {.pattern = Regex(read_pattern(part_of(part, "pattern"))),
+          .behavior = *behavior,
+          .invert = flag(part, "invert", false)};
 }
 
 PreTokenizer read_pre_tokenizer(const Json& pre_tokenizer) {
@@ -72,14 +114,14 @@ PreTokenizer read_pre_tokenizer(const Json& pre_tokenizer) {
     if (type == "Split") {
       steps.push_back(read_split(part));
     } else if (type == "Digits") {
-      const bool single = part.value("individual_digits", false);
+      const bool single = flag(part, "individual_digits", false);
       steps.push_back(
           {.pattern = Regex(R"([\p{N}\x{11de0}-\x{11de9}\x{16ff4}-\x{16ff6}])"),  // with those of Unicode 17
            .behavior = single ? SplitBehavior::isolated : SplitBehavior::contiguous});
     } else if (type == "ByteLevel") {
       byte_level = true;
-      if (part.value("add_prefix_space", true)) steps.emplace_back();
-      if (part.value("use_regex", true)) steps.push_back({.pattern = Regex(std::string(kGpt2Pattern))});
+      if (flag(part, "add_prefix_space", true)) steps.emplace_back();
+      if (flag(part, "use_regex", true)) steps.push_back({.pattern = Regex(std::string(kGpt2Pattern))});
     } else {
       throw not_supported("pre-tokenizer " + type);
     }
@@ -96,14 +138,15 @@ void check_decoder(const Json& decoder) {
 
 std::vector<AddedToken> read_added(const Json& list) {
   std::vector<AddedToken> tokens;
-  for (const auto& entry : list) {
-    const bool special = entry.value("special", false);
-    tokens.push_back({.content = entry.at("content"),
-                      .id = entry.at("id"),
-                      .single_word = entry.value("single_word", false),
-                      .lstrip = entry.value("lstrip", false),
-                      .rstrip = entry.value("rstrip", false),
-                      .normalized = entry.value("normalized", !special),
+  for (const auto& entry : list_of(list, "added_tokens")) {
+    const auto content = text_of(part_of(entry, "content"), "the content of an added token");
+    const bool special = flag(entry, "special", false);
+    tokens.push_back({.content = content,
+                      .id = id_of_token(part_of(entry, "id"), content),
+                      .single_word = flag(entry, "single_word", false),
+                      .lstrip = flag(entry, "lstrip", false),
+                      .rstrip = flag(entry, "rstrip", false),
+                      .normalized = flag(entry, "normalized", !special),
                       .special = special});
   }
   return tokens;
@@ -112,15 +155,19 @@ std::vector<AddedToken> read_added(const Json& list) {
 /// The ids before and after the text in a template for one text.
 void read_template(const Json& part, Model::Parts& parts) {
   bool text_seen = false;
-  for (const auto& piece : part.at("single")) {
-    if (piece.contains("Sequence")) {
+  for (const auto& piece : list_of(part_of(part, "single"), "the template's \"single\"")) {
+    if (piece.is_object() && piece.contains("Sequence")) {
       text_seen = true;
       continue;
     }
-    const std::string name = piece.at("SpecialToken").at("id");
-    const auto ids = part.at("special_tokens").at(name).at("ids").get<std::vector<Token>>();
+    const auto name = text_of(part_of(part_of(piece, "SpecialToken"), "id"), "a special token's id");
+    const auto& special = part_of(part_of(part, "special_tokens"), name.c_str());
     auto& side = text_seen ? parts.after : parts.before;
-    side.insert(side.end(), ids.begin(), ids.end());
+    for (const auto& id : list_of(part_of(special, "ids"), "ids")) {
+      side.push_back(id_of_token(id, name));
+      if (static_cast<std::size_t>(side.back()) < parts.spelling.size()) continue;
+      throw damaged("its template has the token " + id.dump() + ", and its vocabulary does not");
+    }
   }
 }
 
@@ -136,7 +183,7 @@ void read_post_processor(const Json& post_processor, Model::Parts& parts) {
 }
 
 void check_model(const Json& model) {
-  const auto type = model.value("type", "BPE");
+  const auto type = model.is_object() && !model.contains("type") ? std::string("BPE") : type_of(model);
   if (type != "BPE") throw not_supported("model " + type);
   const auto is_set = [&](const char* key) {
     const auto found = model.find(key);
@@ -149,8 +196,9 @@ void check_model(const Json& model) {
 
 /// "a b", or ["a", "b"].
 std::pair<std::string, std::string> read_merge(const Json& merge) {
-  if (merge.is_array()) return {merge.at(0), merge.at(1)};
-  const auto& text = merge.get_ref<const std::string&>();
+  if (merge.is_array() && merge.size() == 2)
+    return {text_of(merge[0], "half a merge"), text_of(merge[1], "half a merge")};
+  const auto text = text_of(merge, "a merge");
   const auto space = text.find(' ');
   if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
     throw std::runtime_error("its merge '" + text + "' is not two tokens with a space between");
@@ -159,8 +207,6 @@ std::pair<std::string, std::string> read_merge(const Json& merge) {
 }
 
 void place(Model::Parts& parts, Token id, const std::string& name) {
-  constexpr Token kMost = 1 << 24;
-  if (id < 0 || id >= kMost) throw std::runtime_error("its token '" + name + "' has the number " + std::to_string(id));
   const auto index = static_cast<std::size_t>(id);
   if (index >= parts.spelling.size()) {
     parts.spelling.resize(index + 1);
@@ -175,9 +221,12 @@ Bpe read_bpe(const Json& model, Model::Parts& parts) {
   check_model(model);
   BpeOptions options;
   options.bytes.fill(Bpe::kMissing);
-  const bool words_first = model.value("ignore_merges", false);
-  for (const auto& [name, id] : model.at("vocab").get_ref<const Json::object_t&>()) {
-    place(parts, id.get<Token>(), name);
+  const bool words_first = flag(model, "ignore_merges", false);
+  const auto& vocabulary = part_of(model, "vocab");
+  if (!vocabulary.is_object()) throw damaged("its vocabulary is not an object");
+  for (const auto& [name, number] : vocabulary.items()) {
+    const auto id = id_of_token(number, name);
+    place(parts, id, name);
     const auto bytes = bytes_of_letters(name);
     if (!bytes) continue;
     if (bytes->size() == 1) options.bytes[static_cast<unsigned char>(bytes->front())] = id;
@@ -188,13 +237,13 @@ Bpe read_bpe(const Json& model, Model::Parts& parts) {
     if (found == parts.by_name.end()) throw std::runtime_error("its merges use '" + name + "', which is no token");
     return found->second;
   };
-  for (const auto& entry : model.at("merges")) {
+  for (const auto& entry : list_of(part_of(model, "merges"), "merges")) {
     const auto [left, right] = read_merge(entry);
     options.merges.push_back({id_of(left), id_of(right), id_of(left + right)});
   }
   if (const auto unknown = model.find("unk_token"); unknown != model.end() && unknown->is_string()) {
     options.unknown = id_of(*unknown);
-    options.fuse_unknown = model.value("fuse_unk", false);
+    options.fuse_unknown = flag(model, "fuse_unk", false);
   }
   return Bpe(std::move(options));
 }
@@ -215,10 +264,45 @@ std::uint64_t fingerprint(const Json& file) {
   return hash.value();
 }
 
+/// Numbers may have gaps, but memory is for tokens: a number far beyond them is a mistake.
+void check_gaps(const Json& file) {
+  const auto& vocabulary = part_of(part_of(file, "model"), "vocab");
+  const auto added = file.value("added_tokens", Json());
+  const auto most = 16 * (vocabulary.size() + added.size()) + 65536;
+  const auto check = [&](const Json& id) {
+    if (!id.is_number_unsigned() || id.get<std::uint64_t>() < most) return;
+    throw damaged("it has a token with the number " + id.dump() + ", far beyond its " +
+                  std::to_string(vocabulary.size() + added.size()) + " tokens");
+  };
+  for (const auto& id : vocabulary) check(id);
+  for (const auto& entry : added) {
+    if (entry.is_object() && entry.contains("id")) check(entry["id"]);
+  }
+}
+
+Json byte_file() {
+  Json vocabulary = Json::object();
+  for (int byte = 0; byte < 256; ++byte) vocabulary[letter_of(static_cast<unsigned char>(byte))] = byte;
+  const Json byte_level{
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}, {"trim_offsets", false}};
+  const Json end{{"id", 256},       {"content", "<|endoftext|>"}, {"single_word", false}, {"lstrip", false},
+                 {"rstrip", false}, {"normalized", false},        {"special", true}};
+  return {{"version", "1.0"},
+          {"added_tokens", {end}},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", byte_level},
+          {"post_processor", nullptr},
+          {"decoder", byte_level},
+          {"model", {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", Json::array()}}}};
+}
+
 std::shared_ptr<const Model> from_json(const Json& file) {
+  if (file == byte_file()) return byte_model();
+  check_gaps(file);
   Model::Parts parts;
-  parts.bpe = read_bpe(file.at("model"), parts);
-  parts.added = read_added(file.value("added_tokens", Json::array()));
+  parts.bpe = read_bpe(part_of(file, "model"), parts);
+  const auto added = file.value("added_tokens", Json());
+  if (!added.is_null()) parts.added = read_added(added);
   for (const auto& token : parts.added) {
     place(parts, token.id, token.content);
     parts.special[static_cast<std::size_t>(token.id)] = token.special;
@@ -231,10 +315,7 @@ std::shared_ptr<const Model> from_json(const Json& file) {
   return std::make_shared<const Model>(std::move(parts));
 }
 
-Json read_json(const std::filesystem::path& path) {
-  const MappedFile file(path);
-  return Json::parse(file.text());
-}
+Json read_json(const std::filesystem::path& path) { return read_json_file<Json>(path); }
 
 /// merges.txt: a pair a line, and a first line that says so.
 Json read_merges(const std::filesystem::path& path) {
@@ -276,6 +357,8 @@ Json read_any(const std::filesystem::path& path) {
 
 }  // namespace
 
+std::string byte_tokenizer_file() { return byte_file().dump(2) + "\n"; }
+
 std::shared_ptr<const Model> load_model(const std::string& path) {
   if (!std::filesystem::exists(path)) {
     throw std::runtime_error("there is no tokenizer '" + path +
@@ -283,9 +366,8 @@ std::shared_ptr<const Model> load_model(const std::string& path) {
   }
   try {
     return from_json(read_any(path));
-  } catch (const Json::exception& error) {
-    throw std::runtime_error("the tokenizer " + path + " cannot be read: it is damaged or no tokenizer.json (" +
-                             error.what() + ")");
+  } catch (const Json::exception&) {
+    throw std::runtime_error("the tokenizer " + path + " cannot be read: it is damaged or no tokenizer.json");
   } catch (const std::runtime_error& error) {
     throw std::runtime_error("the tokenizer " + path + " cannot be used: " + error.what());
   }

@@ -33,7 +33,7 @@ class Tokenizer::Model {
 
   explicit Model(Parts parts);
 
-  void encode(std::string_view text, std::vector<Token>& ids, Specials specials) const;
+  void encode(std::string_view text, std::vector<Token>& ids, Specials specials, Spelled spelled) const;
 
   const Parts& parts() const { return parts_; }
 
@@ -47,11 +47,16 @@ class Tokenizer::Model {
     Bpe::Scratch pairs;
   };
   class Borrowed;
+  /// What is looked for in a text, before and after normalisation.
+  struct Finders {
+    AddedTokens raw, normalized;
+  };
+  Finders find_added(bool specials) const;
   template <typename OnText, typename OnToken>
-  void for_each_piece(std::string_view text, OnText&& on_text, OnToken&& on_token) const;
+  void for_each_piece(std::string_view text, const Finders& finders, OnText&& on_text, OnToken&& on_token) const;
 
   Parts parts_;
-  AddedTokens raw_, normalized_;
+  Finders all_, without_specials_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Scratch>> idle_;
 };

@@ -1,28 +1,12 @@
-// The frequencies of the rotary embedding: plain, or changed for texts longer than those a model was first trained on.
-//
-// Channel pair i of D/2 turns by θ_i = theta^(−2i/D) a token. To reach `factor` times as far,
-//   linear   turns all of them slower by the factor;
-//   llama3   leaves those alone that turn often within the original length, slows those that hardly turn once, and
-//            blends between;
-//   yarn     does the same along a ramp over i, and makes attention sharper by a factor on cos and sin.
+// The rotary embedding at frequencies that frequencies.h has worked out.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
-#include <vector>
-
-#include "layers/config.h"
+#include "layers/frequencies.h"
 #include "layers/functions.h"
 
 namespace gka::layers {
-
-struct RotaryFrequencies {
-  std::vector<double> turns;  // [channels / 2], in radians a token
-  double factor = 1.0;        // on cos and sin
-};
-/// Throws std::invalid_argument where a number that the type needs is missing or makes no sense.
-RotaryFrequencies rotary_frequencies(std::int64_t channels, double theta, const RopeConfig& config);
 
 /// As `rotation` of functions.h, for frequencies that lie on a device: float64 [D/2].
 Rotation rotation_at(const at::Tensor& positions, const at::Tensor& turns, double factor, at::ScalarType dtype);

@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "models/checksums.h"
 #include "models/dtypes.h"
 
 namespace gka::models {
@@ -219,6 +220,12 @@ void Weights::check_tied_head() const {
   }
 }
 
+void Weights::refuse_not_finite(const std::string& name) const {
+  if (files_[file_of_.at(name)].finite(name)) return;
+  throw std::runtime_error("'" + name + "' in " + folder_.string() +
+                           " has numbers that are not finite (NaN or infinity)");
+}
+
 void write_weights(const fs::path& folder, std::vector<PlannedTensor> tensors, std::int64_t shard_bytes) {
   std::ranges::sort(tensors, {}, &PlannedTensor::name);
   const auto shards = split(tensors, shard_bytes);
@@ -285,7 +292,10 @@ void load_weights(Decoder& decoder, const Weights& weights) {
   const at::NoGradGuard no_gradient;
   const auto matches = match_weights(decoder, weights.shapes());
   if (decoder.config().tie_word_embeddings) weights.check_tied_head();
-  for (const auto& [parameter, stored] : matches) at::Tensor(parameter->value).copy_(weights.tensor(stored));
+  for (const auto& [parameter, stored] : matches) {
+    weights.refuse_not_finite(stored);
+    at::Tensor(parameter->value).copy_(weights.tensor(stored));
+  }
 }
 
 ModelConfig load_config(const fs::path& folder, const Warn& warn) {
@@ -294,6 +304,7 @@ ModelConfig load_config(const fs::path& folder, const Warn& warn) {
     throw std::runtime_error(folder.string() + " is not a checkpoint: that is a folder with a " + kConfigName +
                              " in it");
   }
+  verify_if_listed(folder, Checked::model);
   const auto path = folder / kConfigName;
   auto config = parse_checkpoint_config(read_json(path), path.string(), warn ? warn : warn_on_stderr);
   if (const auto generation = folder / kGenerationName; fs::exists(generation)) {

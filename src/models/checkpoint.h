@@ -31,6 +31,8 @@ class Weights {
   void check_tied_head() const;
   bool has(const std::string& name) const { return file_of_.contains(name); }
   at::Tensor tensor(const std::string& name) const;
+  /// Throws one sentence with the tensor's name where it holds NaN or infinities.
+  void refuse_not_finite(const std::string& name) const;
 
  private:
   std::filesystem::path folder_;

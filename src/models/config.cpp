@@ -9,9 +9,10 @@
 #include <utility>
 
 #include "base/files.h"
-#include "layers/mixers.h"
-#include "layers/rotary.h"
+#include "layers/frequencies.h"
+#include "layers/kinds.h"
 #include "models/pattern.h"
+#include "models/ranges.h"
 
 namespace gka::models {
 namespace {
@@ -268,7 +269,7 @@ void read_swa(Draft& draft, const std::string& where, const OnUnknown& unknown) 
 
 void check_layer(const std::string& token, std::size_t place, const std::string& where) {
   std::string known;
-  for (const auto& kind : layers::mixer_kinds()) {
+  for (const auto& kind : layers::kKindNames) {
     if (kind.token == token) return;
     known += (known.empty() ? "" : ", ") + std::string(kind.token);
   }
@@ -312,6 +313,7 @@ void read_layers(Draft& draft, const std::string& where) {
     }
     tokens = std::move(expanded);
   }
+  check_range("num_hidden_layers", draft.num_hidden_layers, where);
   if (tokens.empty()) tokens = attention_layers(draft);
   for (std::size_t i = 0; i < tokens.size(); ++i) check_layer(tokens[i], i, where);
   const auto blocks = static_cast<std::int64_t>(tokens.size());
@@ -326,13 +328,14 @@ void read_layers(Draft& draft, const std::string& where) {
 
 bool has_mlp(const ModelConfig& config) {
   return config.mlp_everywhere || std::ranges::any_of(config.layer_types, [](const auto& token) {
-           return !layers::mixer_kind(token).stands_alone;
+           return !layers::kind_name(token).stands_alone;
          });
 }
 
 /// Fills in what follows from other sizes and checks that each makes sense.
 void check_sizes(ModelConfig& config, const std::string& where) {
   auto& mixer = config.mixer;
+  check_ranges(config, where);
   const auto require = [&](const char* name, std::int64_t value, const char* what) {
     if (value > 0) return;
     throw std::runtime_error(
@@ -505,7 +508,7 @@ Json to_json(const ModelConfig& config) {
   json["eos_token_id"] = eos.empty() ? Json(nullptr) : eos.size() == 1 ? Json(eos.front()) : Json(eos);
   std::set<std::string> used;
   for (const auto& token : config.layer_types) {
-    const auto prefix = is_attention(token) ? "attention" : std::string(layers::mixer_kind(token).prefix);
+    const auto prefix = is_attention(token) ? "attention" : std::string(layers::kind_name(token).prefix);
     used.insert(prefix + "_config");
   }
   layers::visit_groups(mixer, [&](std::string_view key, const auto& group) {
@@ -517,15 +520,6 @@ Json to_json(const ModelConfig& config) {
   return json;
 }
 
-Json read_json(const std::filesystem::path& path) {
-  const MappedFile file(path);
-  try {
-    return Json::parse(file.text());
-  } catch (const nlohmann::json::parse_error& error) {
-    const auto before = file.text().substr(0, std::min(error.byte, file.size()));
-    throw std::runtime_error(path.string() + " is not valid JSON: there is a mistake in line " +
-                             std::to_string(1 + std::ranges::count(before, '\n')));
-  }
-}
+Json read_json(const std::filesystem::path& path) { return read_json_file(path); }
 
 }  // namespace gka::models

@@ -8,6 +8,7 @@ namespace gka::models {
 namespace {
 
 constexpr std::size_t kMostBlocks = 10'000;
+constexpr int kDeepest = 50;  // groups within groups; each is a call on the stack
 
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
 
@@ -34,7 +35,9 @@ class Parser {
     const auto times = repeats();
     std::vector<std::string> once;
     if (take('(')) {
+      if (++depth_ > kDeepest) fail("at most " + std::to_string(kDeepest) + " groups within each other");
       once = sequence();
+      --depth_;
       if (!take(')')) fail("')' that closes the group");
     } else {
       once.push_back(token());
@@ -78,12 +81,14 @@ class Parser {
   }
 
   [[noreturn]] void fail(const std::string& wanted) const {
-    throw std::runtime_error("the pattern '" + std::string(pattern_) + "' cannot be read at position " +
-                             std::to_string(place_ + 1) + ", which takes " + wanted);
+    const auto text = pattern_.size() <= 200 ? std::string(pattern_) : std::string(pattern_.substr(0, 197)) + "...";
+    throw std::runtime_error("the pattern '" + text + "' cannot be read at position " + std::to_string(place_ + 1) +
+                             ", which takes " + wanted);
   }
 
   std::string_view pattern_;
   std::size_t place_ = 0;
+  int depth_ = 0;
 };
 
 }  // namespace

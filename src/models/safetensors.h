@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/files.h"
+#include "models/safetensors_header.h"
 
 namespace gka::models {
 
-using Metadata = std::map<std::string, std::string>;
 using Tensors = std::map<std::string, at::Tensor>;
 
 struct TensorEntry {
@@ -31,6 +31,9 @@ class SafetensorsFile {
   const Metadata& metadata() const { return metadata_; }
   const std::map<std::string, TensorEntry>& entries() const { return entries_; }
   bool has(const std::string& name) const { return entries_.contains(name); }
+
+  /// Whether all numbers of a tensor are finite: reads all of it.
+  bool finite(const std::string& name) const;
 
   /// On the CPU; keeps the mapping alive. Writing to it does not change the file.
   at::Tensor tensor(const std::string& name) const;

@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/limits.h"
 #include "gka/block_kernels.h"
 #include "gka/errors.h"
 #include "kernels/problem.h"
@@ -356,6 +357,24 @@ void check_slots(std::string_view op, const at::Tensor& state_indices, const at:
   }
 }
 
+/// h and u are updated in place, one after the other: in one memory each would read what the other wrote.
+void check_apart(std::string_view op, const at::Tensor& h, const at::Tensor& u) {
+  if (!h.defined() || !u.defined() || h.numel() == 0 || u.numel() == 0) return;
+  const auto* first = static_cast<const char*>(h.const_data_ptr());
+  const auto* second = static_cast<const char*>(u.const_data_ptr());
+  if (first + h.nbytes() <= second || second + u.nbytes() <= first) return;
+  fail_value(sentence(op, ": state takes h and u in memory of their own, got tensors that share it"));
+}
+
+/// H has squares of keys, and in float32 those of 1e15 and above are too much for what follows (docs/mathematics.md).
+void check_size_of_keys(std::string_view op, const at::Tensor& k) {
+  constexpr double kLargest = 1e15;
+  if (!k.defined() || k.numel() == 0 || k.scalar_type() == at::kDouble || k.scalar_type() == at::kHalf) return;
+  const auto largest = k.detach().abs().max().item<double>();
+  if (largest < kLargest || !std::isfinite(largest)) return;
+  fail_value(sentence(op, ": k takes numbers below 1e15 in ", type_name(k.scalar_type()), ", got ", largest));
+}
+
 void check_in_place(std::string_view op, std::string_view name, const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return;
   fail_value(sentence(op, ": ", name, " takes a contiguous tensor, because it is updated in place, got strides ",
@@ -450,8 +469,9 @@ kernels::Options check_options(std::string_view op, const MemoryCall& call) {
       .decay_keys = call.decay_keys,
       .refine = call.refine,
   };
-  if (options.iterations < 0) {
-    fail_value(sentence(op, ": iterations takes a number of at least 0, got ", options.iterations));
+  if (options.iterations < 0 || options.iterations > kMostIterations) {
+    const auto limit = options.iterations < 0 ? sentence("at least 0") : sentence("at most ", kMostIterations);
+    fail_value(sentence(op, ": iterations takes a number of ", limit, ", got ", options.iterations));
   }
   if (!(options.ridge > 0) || !std::isfinite(options.ridge)) {
     fail_value(sentence(op, ": ridge takes a finite number above 0, got ", options.ridge));
@@ -511,9 +531,14 @@ void check_values(std::string_view op, const MemoryCall& call) {
              [](double a) { return !(a > 0 && a < infinity); });
   check_cu_seqlens(op, call.cu_seqlens, call.q);
   check_slots(op, call.state_indices, call.h);
+  check_apart(op, call.h, call.u);
+  check_size_of_keys(op, call.k);
   if (call.iterations_per_sequence.defined()) {
     for (const auto iterations : integers(call.iterations_per_sequence)) {
       if (iterations < 0) fail_value(sentence(op, ": iterations takes numbers of at least 0, got ", iterations));
+      if (iterations > kMostIterations) {
+        fail_value(sentence(op, ": iterations takes numbers of at most ", kMostIterations, ", got ", iterations));
+      }
     }
   }
 }

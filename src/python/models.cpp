@@ -62,6 +62,7 @@ WeightsByName load_weights(const std::string& folder) {
   if (config.tie_word_embeddings) weights.check_tied_head();
   WeightsByName all;
   for (const auto& [parameter, stored] : models::match_weights(shape, weights.shapes())) {
+    weights.refuse_not_finite(stored);
     all.insert(models::stored_name(config, parameter->name), weights.tensor(stored));
   }
   return all;

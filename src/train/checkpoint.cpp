@@ -3,50 +3,23 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
 #include "base/files.h"
-#include "base/hash.h"
 
 namespace gka::train {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kChecksums = "CHECKSUMS.xxh64";
 constexpr std::string_view kUnfinished = ".unfinished-";
 constexpr std::string_view kStep = "step-";
-
-std::string checksum_of(const fs::path& file) {
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash64(MappedFile(file).text())));
-  return text;
-}
 
 /// To the disk, whoever wrote it; for a folder that is the names in it.
 void flush(const fs::path& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.open() || ::fsync(file.get()) != 0) throw file_error("write", path);
-}
-
-std::vector<fs::path> files_in(const fs::path& folder) {
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.is_regular_file() && entry.path().filename() != kChecksums) files.push_back(entry.path());
-  }
-  std::ranges::sort(files);
-  return files;
-}
-
-void write_checksums(const fs::path& folder) {
-  std::string text;
-  for (const auto& file : files_in(folder)) {
-    flush(file);
-    text += checksum_of(file) + "  " + fs::relative(file, folder).string() + "\n";
-  }
-  write_text(folder / kChecksums, text);
 }
 
 }  // namespace
@@ -59,7 +32,7 @@ void write_folder(const fs::path& folder, const std::function<void(const fs::pat
   try {
     fs::create_directory(unfinished);
     fill(unfinished);
-    write_checksums(unfinished);
+    models::write_checksums(unfinished);
     flush(unfinished);
     fs::rename(unfinished, folder);
   } catch (...) {
@@ -68,22 +41,6 @@ void write_folder(const fs::path& folder, const std::function<void(const fs::pat
     throw;
   }
   flush(parent);
-}
-
-bool has_checksums(const fs::path& folder) { return fs::exists(folder / kChecksums); }
-
-void verify_folder(const fs::path& folder) {
-  if (!fs::is_directory(folder)) throw std::runtime_error("there is no checkpoint '" + folder.string() + "'");
-  const auto damaged = [&](const std::string& why) {
-    return std::runtime_error("the checkpoint '" + folder.string() + "' is damaged: " + why);
-  };
-  if (!has_checksums(folder)) throw damaged("it has no " + std::string(kChecksums));
-  std::istringstream lines(read_text(folder / kChecksums));
-  std::string checksum, name;
-  while (lines >> checksum >> name) {
-    if (!fs::exists(folder / name)) throw damaged(name + " is missing");
-    if (checksum_of(folder / name) != checksum) throw damaged(name + " is not what was written (its checksum differs)");
-  }
 }
 
 fs::path checkpoint_path(const fs::path& run, std::int64_t step) {
@@ -121,6 +78,7 @@ void tidy_checkpoints(const fs::path& run, std::size_t keep) {
   const auto folder = run / "checkpoints";
   if (!fs::is_directory(folder)) return;
   auto saved = list_checkpoints(run);
+  if (!saved.empty()) point_to_latest(run, saved.back().path);
   if (saved.size() > keep) {
     saved.resize(saved.size() - keep);
     // Renamed first: a folder of which half is removed must not look like a checkpoint.

@@ -9,17 +9,16 @@
 #include <functional>
 #include <vector>
 
+#include "models/checksums.h"
+
 namespace gka::train {
 
 /// Calls `fill` with an empty folder, and gives that folder its name once all of it is on the disk. Whatever goes
 /// wrong, nothing of that name appears and the rest is removed.
 void write_folder(const std::filesystem::path& folder, const std::function<void(const std::filesystem::path&)>& fill);
 
-/// Whether `write_folder` wrote this folder; models from elsewhere have no checksums.
-bool has_checksums(const std::filesystem::path& folder);
-
-/// Throws a sentence that names the file unless the folder is what `write_folder` wrote.
-void verify_folder(const std::filesystem::path& folder);
+using models::has_checksums;
+using models::verify_folder;
 
 struct SavedStep {
   std::int64_t step;
@@ -36,7 +35,8 @@ std::vector<SavedStep> list_checkpoints(const std::filesystem::path& run);
 std::filesystem::path latest_path(const std::filesystem::path& run);
 void point_to_latest(const std::filesystem::path& run, const std::filesystem::path& checkpoint);
 
-/// Removes what an interrupted save left behind, and all but the newest `keep` checkpoints.
+/// Removes what an interrupted save left behind, and all but the newest `keep` checkpoints, and points `latest` to the
+/// newest: the rest of a save, which can be done again at any time.
 void tidy_checkpoints(const std::filesystem::path& run, std::size_t keep);
 
 }  // namespace gka::train

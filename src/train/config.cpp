@@ -3,7 +3,9 @@
 #include "train/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <vector>
 
@@ -16,18 +18,17 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void fail(const std::string& sentence) { throw std::runtime_error(sentence); }
 
-/// A value as it appears in a message: short, on one line.
-std::string shown(const Json& value) {
-  const auto text = value.dump();
-  return text.size() <= 60 ? text : text.substr(0, 57) + "...";
-}
-
 bool read_number(const Json& value, double& into, double least, double most) {
   return json::read(value, into) && into >= least && into <= most;
 }
 
-bool read_count(const Json& value, std::int64_t& into, std::int64_t least) {
-  return json::read(value, into) && into >= least;
+/// The largest whole number a key takes: the product of two of them still fits 64 bits.
+constexpr std::int64_t kMostOfOne = std::int64_t{1} << 31;
+/// For those that are products themselves: tokens in a step and in a run.
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 52;
+
+bool read_count(const Json& value, std::int64_t& into, std::int64_t least, std::int64_t most = kMostOfOne) {
+  return json::read(value, into) && into >= least && into <= most;
 }
 
 bool read_name(const Json& value, std::string& into, std::initializer_list<std::string_view> names) {
@@ -66,21 +67,21 @@ constexpr std::array kKeys{
         [](const Json& v, Config& c) { return c.data = v, v.is_object(); }},
     Key{"eval_data", "a source, or null", "null", "what evaluation measures; null: the part of `data` kept for it",
         false, [](const Json& v, Config& c) { return c.eval_data = v, v.is_null() || v.is_object(); }},
-    Key{"length", "a whole number of tokens, at least 1", "2048", "tokens per sequence (T)", true,
+    Key{"length", "a whole number of tokens, from 1 to 2^31", "2048", "tokens per sequence (T)", true,
         [](const Json& v, Config& c) { return read_count(v, c.length, 1); }},
-    Key{"batch_tokens", "a whole number of tokens, a multiple of length × accumulation", "",
+    Key{"batch_tokens", "a whole number of tokens, a multiple of length × accumulation, at most 2^52", "",
         "tokens per step of the optimiser", true,
-        [](const Json& v, Config& c) { return read_count(v, c.batch_tokens, 1); }},
-    Key{"accumulation", "a whole number, at least 1", "1",
+        [](const Json& v, Config& c) { return read_count(v, c.batch_tokens, 1, kMostTokens); }},
+    Key{"accumulation", "a whole number from 1 to 2^31", "1",
         "parts in which a batch goes through the model, one after the other; more parts, less memory", true,
         [](const Json& v, Config& c) { return read_count(v, c.accumulation, 1); }},
-    Key{"steps", "a whole number, at least 1, or null", "null", "steps of the optimiser in all; this or `tokens`", true,
-        [](const Json& v, Config& c) { return v.is_null() || read_count(v, c.steps, 1); }},
-    Key{"tokens", "a whole number, at least 1, or null", "null",
+    Key{"steps", "a whole number from 1 to 2^31, or null", "null", "steps of the optimiser in all; this or `tokens`",
+        true, [](const Json& v, Config& c) { return v.is_null() || read_count(v, c.steps, 1); }},
+    Key{"tokens", "a whole number from 1 to 2^52, or null", "null",
         "tokens in all, rounded up to whole steps; this or `steps`", true,
         [](const Json& v, Config&) {
           std::int64_t ignored = 0;
-          return v.is_null() || read_count(v, ignored, 1);
+          return v.is_null() || read_count(v, ignored, 1, kMostTokens);
         }},
     Key{"learning_rate", "a number, at least 0", "1e-3", "the highest learning rate", true,
         [](const Json& v, Config& c) { return read_number(v, c.learning_rate, 0, kMost); }},
@@ -97,10 +98,11 @@ constexpr std::array kKeys{
         [](const Json& v, Config& c) { return read_number(v, c.eps, 0, kMost); }},
     Key{"clip", "a number, at least 0", "1.0", "the longest gradient that is taken as it is; 0 clips nothing", true,
         [](const Json& v, Config& c) { return read_number(v, c.clip, 0, kMost); }},
-    Key{"seed", "a whole number, at least 0", "0", "decides the first weights and the order of the data", true,
+    Key{"seed", "a whole number, at least 0 and below 2^63", "0", "decides the first weights and the order of the data",
+        true,
         [](const Json& v, Config& c) {
           std::int64_t seed = 0;
-          const bool right = read_count(v, seed, 0);
+          const bool right = read_count(v, seed, 0, std::numeric_limits<std::int64_t>::max());
           c.seed = static_cast<std::uint64_t>(seed);
           return right;
         }},
@@ -121,20 +123,20 @@ constexpr std::array kKeys{
         "on CUDA, record the step of each shape of batch once and play it from then on: for small models, whose steps "
         "take longer to launch than to compute; not with `accumulation` or packed data",
         true, [](const Json& v, Config& c) { return v.is_boolean() && (c.cuda_graph = v.get<bool>(), true); }},
-    Key{"eval_every", "a whole number, at least 0", "200",
+    Key{"eval_every", "a whole number from 0 to 2^31", "200",
         "steps between evaluations; the last step has one too; 0: never", false,
         [](const Json& v, Config& c) { return read_count(v, c.eval_every, 0); }},
-    Key{"eval_batches", "a whole number, at least 1", "8", "batches per evaluation, the same ones every time", false,
+    Key{"eval_batches", "a whole number from 1 to 2^31", "8", "batches per evaluation, the same ones every time", false,
         [](const Json& v, Config& c) { return read_count(v, c.eval_batches, 1); }},
     Key{"stop_accuracy", "a fraction from 0 to 1, or null", "null",
         "end the run once an evaluation's accuracy has reached this", false,
         [](const Json& v, Config& c) { return v.is_null() || read_number(v, c.stop_accuracy.emplace(), 0, 1); }},
-    Key{"checkpoint_every", "a whole number, at least 0", "1000",
+    Key{"checkpoint_every", "a whole number from 0 to 2^31", "1000",
         "steps between checkpoints; 0: only after the last step and on Ctrl-C", false,
         [](const Json& v, Config& c) { return read_count(v, c.checkpoint_every, 0); }},
-    Key{"keep", "a whole number, at least 1", "2", "how many checkpoints stay; the oldest goes first", false,
+    Key{"keep", "a whole number from 1 to 2^31", "2", "how many checkpoints stay; the oldest goes first", false,
         [](const Json& v, Config& c) { return read_count(v, c.keep, 1); }},
-    Key{"log_every", "a whole number, at least 1", "10", "steps between lines where the output is not a terminal",
+    Key{"log_every", "a whole number from 1 to 2^31", "10", "steps between lines where the output is not a terminal",
         false, [](const Json& v, Config& c) { return read_count(v, c.log_every, 1); }},
     Key{"output", "a path", "",
         "the folder of the run, relative to the current folder; where left out, runs/NAME for NAME.json and "
@@ -179,12 +181,15 @@ void anchor_path(Json& path, const fs::path& base) {
   if (path.is_string()) path = fs::absolute(base / path.get<std::string>()).lexically_normal().string();
 }
 
-/// The token files named in a source.
+/// The token files named in a source: one, or a list.
 void anchor_files(Json& source, const fs::path& base) {
-  if (!source.is_object() || !source.contains("files") || !source["files"].is_array()) return;
-  for (auto& entry : source["files"]) {
+  if (!source.is_object() || !source.contains("files")) return;
+  auto& files = source["files"];
+  const auto anchor = [&](Json& entry) {
     anchor_path(entry.is_object() && entry.contains("path") ? entry["path"] : entry, base);
-  }
+  };
+  if (!files.is_array()) return anchor(files);
+  for (auto& entry : files) anchor(entry);
 }
 
 void anchor_paths(Json& settings, const fs::path& base) {
@@ -213,7 +218,7 @@ std::int64_t count_steps(const Config& config) {
   }
   if (!steps.is_null()) return config.steps;
   std::int64_t wanted = 0;
-  read_count(tokens, wanted, 1);
+  read_count(tokens, wanted, 1, kMostTokens);
   return (wanted + config.batch_tokens - 1) / config.batch_tokens;
 }
 
@@ -240,17 +245,48 @@ std::string describe_keys() {
   return text;
 }
 
+/// A model's configuration in the place of a training file, which names one.
+void refuse_model(const Json& settings, const fs::path& file) {
+  if (settings.contains("model") || !settings.contains("vocab_size") || !settings.contains("hidden_size")) return;
+  auto recipe = file;
+  recipe.replace_extension(".train.json");
+  fail("'" + file.string() +
+       "' is a model's configuration, and gka train takes a training file, whose \"model\" names one" +
+       (fs::exists(recipe) ? ": `gka train " + recipe.string() + "`." : "; `gka train --keys` lists its keys."));
+}
+
 Json read_settings(const fs::path& path) {
   const bool is_run = fs::is_directory(path);
   const auto file = is_run ? path / "train.json" : path;
   if (is_run && !fs::exists(file)) fail("the folder '" + path.string() + "' holds no run: it has no train.json.");
   auto settings = read_existing(file, "training file");
   if (!settings.is_object()) fail("'" + file.string() + "' holds " + shown(settings) + "; it takes one JSON object.");
+  refuse_model(settings, file);
   anchor_paths(settings, file.parent_path());
   if (is_run) settings["output"] = path.string();
   if (!settings.contains("output")) settings["output"] = (fs::path("runs") / name_of_run(file)).string();
   return settings;
 }
+
+namespace {
+
+std::optional<std::size_t> number_of(const std::string& name) {
+  std::size_t number = 0;
+  const auto* end = name.data() + name.size();
+  const auto read = std::from_chars(name.data(), end, number);
+  return read.ec == std::errc() && read.ptr == end ? std::optional(number) : std::nullopt;
+}
+
+/// What was typed may be no UTF-8, and then it can be kept in no file.
+void check_text(const Json& value, std::string_view key) {
+  try {
+    (void)value.dump();
+  } catch (const Json::exception&) {
+    fail("--set " + shown(Json(std::string(key))) + " takes UTF-8, and got other bytes.");
+  }
+}
+
+}  // namespace
 
 void assign(Json& settings, std::string_view assignment) {
   const auto equals = assignment.find('=');
@@ -258,8 +294,10 @@ void assign(Json& settings, std::string_view assignment) {
     fail("--set got '" + std::string(assignment) + "'; it takes key=value, such as learning_rate=1e-3.");
   }
   const auto text = assignment.substr(equals + 1);
-  auto value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (nested_too_deep(text)) fail("--set " + std::string(assignment.substr(0, equals)) + " is nested too deep.");
+  auto value = parse_json_if_any(text);
   if (value.is_discarded()) value = std::string(text);
+  check_text(value, assignment.substr(0, equals));
 
   std::string_view path = assignment.substr(0, equals);
   const auto first = path.substr(0, path.find('.'));
@@ -268,13 +306,13 @@ void assign(Json& settings, std::string_view assignment) {
   while (true) {
     const auto dot = path.find('.');
     const std::string name(path.substr(0, dot));
-    if (place->is_array() && !name.empty() && std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; }) &&
-        std::stoul(name) < place->size()) {
-      place = &(*place)[std::stoul(name)];
+    if (const auto number = number_of(name); place->is_array() && number && *number < place->size()) {
+      place = &(*place)[*number];
     } else if (place->is_object() || place->is_null()) {
       place = &(*place)[name];
     } else {
-      fail("--set " + std::string(assignment) + ": there is nothing named '" + name + "' in " + shown(*place) + ".");
+      fail("--set " + std::string(assignment.substr(0, equals)) + ": there is nothing named '" + name + "' in " +
+           shown(*place) + ".");
     }
     if (dot == std::string_view::npos) break;
     path = path.substr(dot + 1);
@@ -307,6 +345,7 @@ Config parse(const Json& settings) {
 
 std::optional<std::string_view> first_difference(const Json& before, const Json& now) {
   for (const auto& key : kKeys) {
+    if (key.name == "steps" || key.name == "tokens") continue;
     if (key.fixed && before.value(std::string(key.name), Json()) != now.value(std::string(key.name), Json())) {
       return key.name;
     }

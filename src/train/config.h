@@ -34,7 +34,8 @@ struct Config {
   std::int64_t eval_every = 0, eval_batches = 0, checkpoint_every = 0, keep = 0, log_every = 0;
   std::optional<double> stop_accuracy;
   std::filesystem::path output;
-  Json settings;  // every key as it was read: what a run keeps and what --resume compares
+  Json settings;       // every key as it was read: what a run keeps and what --resume compares
+  bool verify = true;  // token files against their checksums; `--no-verify` is of a call, not of a run
 
   /// Sequences that go through the model at once.
   std::int64_t micro_batch() const { return batch_tokens / (length * accumulation); }
@@ -63,7 +64,8 @@ void assign(Json& settings, std::string_view assignment);
 /// Fills in what was left out and checks everything; errors name the key, what it got and what it takes.
 Config parse(const Json& settings);
 
-/// The first key in which a resumed run differs from the one it would continue, or nothing.
+/// The first key in which a resumed run differs from the one it would continue, or nothing. How long it goes on
+/// (`steps`, `tokens`) may differ.
 std::optional<std::string_view> first_difference(const Json& before, const Json& now);
 
 }  // namespace gka::train

@@ -3,8 +3,10 @@
 #include <sys/file.h>
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace gka::train {
 namespace {
@@ -15,11 +17,16 @@ constexpr const char* kMetrics = "metrics.jsonl";
 
 fs::path lock_path(const fs::path& run) { return run / "lock"; }
 
-/// An empty object where the file is missing or holds none.
-Json read_object_if_any(const fs::path& path) {
-  if (!fs::exists(path)) return Json::object();
-  auto json = Json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
-  return json.is_object() ? json : Json::object();
+/// A file of gka's holds the number of a process and a line end, or nothing yet.
+bool looks_like_a_lock(const std::string& text) {
+  return text.find_first_not_of("0123456789\n") == std::string::npos && text.size() < 24;
+}
+
+template <typename Value>
+Value value_or(const Json& object, const char* key, Value preset) {
+  const auto found = object.find(key);
+  Value value{};
+  return found != object.end() && json::read(*found, value) ? value : preset;
 }
 
 template <typename Value>
@@ -31,43 +38,47 @@ std::optional<Value> find_number(const Json& line, const char* key) {
 
 }  // namespace
 
-RunLock::RunLock(const fs::path& run) : file_(::open(lock_path(run).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-  if (!file_.open()) throw file_error("write", lock_path(run));
+RunLock::RunLock(const fs::path& run)
+    : path_(lock_path(run)),
+      made_(!fs::exists(fs::symlink_status(path_))),
+      file_(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666)) {
+  if (!file_.open()) throw file_error("write", path_);
+  if (!looks_like_a_lock(read_text(path_))) {
+    throw std::runtime_error("'" + path_.string() +
+                             "' is in the way: it is not a lock of gka's; move it, or choose "
+                             "another folder with --set output=FOLDER.");
+  }
   if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
-    auto owner = read_text(lock_path(run));
+    auto owner = read_text(path_);
     while (owner.ends_with('\n')) owner.pop_back();
     throw std::runtime_error("another process (" + owner + ") is training into '" + run.string() +
                              "'; wait until it ends, or choose another folder with --set output=FOLDER.");
   }
   const auto owner = std::to_string(::getpid()) + "\n";
-  if (::ftruncate(file_.get(), 0) != 0 || ::write(file_.get(), owner.data(), owner.size()) < 0) {
-    throw file_error("write", lock_path(run));
-  }
+  if (::ftruncate(file_.get(), 0) != 0) throw file_error("write", path_);
+  write_all(file_, path_, owner);
 }
 
 bool RunLock::is_held(const fs::path& run) {
-  const Descriptor file(::open(lock_path(run).c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file(::open(lock_path(run).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   return file.open() && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0;
 }
 
-void RunLock::remove(const fs::path& run) { fs::remove(lock_path(run)); }
+void RunLock::remove() {
+  if (made_) fs::remove(path_);
+}
 
 MetricsFile::MetricsFile(const fs::path& run, std::int64_t last_step) : path_(run / kMetrics) {
   std::string kept;
   for (const auto& line : read_metrics(run)) {
-    if (line.value("step", std::int64_t{0}) <= last_step) kept += line.dump() + "\n";
+    if (value_or<std::int64_t>(line, "step", 0) <= last_step) kept += line.dump() + "\n";
   }
   write_text(path_, kept);
   file_ = Descriptor(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
   if (!file_.open()) throw file_error("write", path_);
 }
 
-void MetricsFile::append(const Json& line) {
-  const auto text = line.dump() + "\n";
-  if (::write(file_.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
-    throw file_error("write", path_);
-  }
-}
+void MetricsFile::append(const Json& line) { write_all(file_, path_, line.dump() + "\n"); }
 
 void MetricsFile::flush() {
   if (::fsync(file_.get()) != 0) throw file_error("write", path_);
@@ -78,7 +89,7 @@ std::vector<Json> read_metrics(const fs::path& run) {
   if (!fs::exists(run / kMetrics)) return lines;
   std::istringstream text(read_text(run / kMetrics));
   for (std::string line; std::getline(text, line);) {
-    auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    auto json = parse_json_if_any(line);
     if (json.is_object()) lines.push_back(std::move(json));  // a kill may leave half a line at the end
   }
   return lines;
@@ -87,37 +98,87 @@ std::vector<Json> read_metrics(const fs::path& run) {
 void write_state(const fs::path& run, RunState state, std::int64_t steps, const std::string& message) {
   Json json{{"state", kRunStates[static_cast<std::size_t>(state)]}, {"steps", steps}};
   if (!message.empty()) json["message"] = message;
-  write_text(run / "run.json", json.dump(2) + "\n");
+  write_text(run / "run.json", json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 bool is_run(const fs::path& folder) { return fs::exists(folder / "train.json"); }
 
-RunSummary summarise_run(const fs::path& run) {
-  RunSummary summary;
-  summary.path = run;
-  const auto state = read_object_if_any(run / "run.json");
-  summary.state = state.value("state", "running");
-  summary.message = state.value("message", "");
-  if (summary.state == "running" && !RunLock::is_held(run)) summary.state = "killed";
-  summary.steps = state.value("steps", std::int64_t{0});
-  for (const auto& line : read_metrics(run)) {
-    summary.step = find_number<std::int64_t>(line, "step").value_or(summary.step);
+bool has_begun(const fs::path& run) {
+  std::error_code none;
+  const auto checkpoints = run / "checkpoints";
+  return (fs::is_directory(checkpoints, none) && !fs::is_empty(checkpoints, none)) || !read_metrics(run).empty();
+}
 
-    summary.seconds = find_number<double>(line, "seconds").value_or(summary.seconds);
+namespace {
+
+void read_state(RunSummary& summary) {
+  const auto path = summary.path / "run.json";
+  summary.state = "running";
+  if (fs::exists(path)) {
+    const auto state = read_json_file(path);
+    summary.state.clear();
+    if (state.is_object()) json::read(state.value("state", Json("running")), summary.state);
+    if (std::ranges::find(kRunStates, summary.state) == kRunStates.end()) {
+      throw std::runtime_error(path.string() + " does not say how the run stands");
+    }
+    summary.message = value_or<std::string>(state, "message", "");
+    summary.steps = value_or<std::int64_t>(state, "steps", 0);
+  }
+  if (summary.state == "running" && !RunLock::is_held(summary.path)) summary.state = "killed";
+}
+
+void read_numbers(RunSummary& summary) {
+  for (const auto& line : read_metrics(summary.path)) {
+    summary.step = value_or(line, "step", summary.step);
+    summary.seconds = value_or(line, "seconds", summary.seconds);
     if (const auto loss = find_number<double>(line, "loss")) summary.loss = loss;
     if (const auto loss = find_number<double>(line, "eval_loss")) summary.eval_loss = loss;
     if (const auto accuracy = find_number<double>(line, "eval_accuracy")) summary.accuracy = accuracy;
+  }
+}
+
+using Seen = std::set<std::pair<dev_t, ino_t>>;
+
+bool first_time(const fs::path& folder, Seen& seen) {
+  struct stat about{};
+  return ::stat(folder.c_str(), &about) == 0 && S_ISDIR(about.st_mode) &&
+         seen.emplace(about.st_dev, about.st_ino).second;
+}
+
+void add_runs(const fs::path& folder, Seen& seen, std::vector<RunSummary>& runs) {
+  if (!first_time(folder, seen)) return;
+  std::error_code error;
+  if (fs::exists(folder / "train.json", error)) return runs.push_back(summarise_run(folder));
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    add_runs(entry->path(), seen, runs);
+  }
+  if (!error) return;
+  auto& run = runs.emplace_back();
+  run.path = folder;
+  run.state = "damaged";
+  run.message = "cannot read the folder: " + error.message();
+}
+
+}  // namespace
+
+RunSummary summarise_run(const fs::path& run) {
+  RunSummary summary;
+  summary.path = run;
+  try {
+    read_state(summary);
+    read_numbers(summary);
+  } catch (const std::exception& error) {
+    summary.state = "damaged";
+    summary.message = error.what();
   }
   return summary;
 }
 
 std::vector<RunSummary> list_runs(const fs::path& folder) {
   std::vector<RunSummary> runs;
-  if (is_run(folder)) return {summarise_run(folder)};
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (!entry.is_directory()) continue;
-    for (auto& run : list_runs(entry.path())) runs.push_back(std::move(run));
-  }
+  Seen seen;
+  add_runs(folder, seen, runs);
   std::ranges::sort(runs, {}, &RunSummary::path);
   return runs;
 }

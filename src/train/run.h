@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/fields.h"
@@ -28,10 +29,12 @@ class RunLock {
   /// Whether some process holds the lock of this folder.
   static bool is_held(const std::filesystem::path& run);
 
-  /// The file of a lock that will not be needed again.
-  static void remove(const std::filesystem::path& run);
+  /// Removes the file of a lock that will not be needed again, if this object made it.
+  void remove();
 
  private:
+  std::filesystem::path path_;
+  bool made_;
   Descriptor file_;
 };
 
@@ -53,14 +56,15 @@ class MetricsFile {
 std::vector<Json> read_metrics(const std::filesystem::path& run);
 
 enum class RunState : std::uint8_t { running, finished, stopped, failed };
-inline constexpr std::array kRunStates{"running", "finished", "stopped", "failed"};
+inline constexpr std::array<std::string_view, 4> kRunStates{"running", "finished", "stopped", "failed"};
 
 /// Notes in run.json how the run of so many steps stands; `message` says why it failed.
 void write_state(const std::filesystem::path& run, RunState state, std::int64_t steps, const std::string& message = {});
 
 struct RunSummary {
   std::filesystem::path path;
-  std::string state;  // a name of RunState, or "killed": it was running and no process holds its lock
+  /// A name of RunState, "killed" (it was running and no process holds its lock), or "damaged" (`message` says how).
+  std::string state;
   std::int64_t step = 0, steps = 0;
   std::optional<double> loss, eval_loss, accuracy;
   double seconds = 0;
@@ -68,9 +72,13 @@ struct RunSummary {
 };
 
 bool is_run(const std::filesystem::path& folder);
+/// Whether the run in this folder ever finished a step; one that did not may be replaced.
+bool has_begun(const std::filesystem::path& run);
+/// Never throws for what it finds in the folder.
 RunSummary summarise_run(const std::filesystem::path& run);
 
-/// The runs at `folder` and below it, by path.
+/// The runs at `folder` and below it, by path. A folder that cannot be read is a run that is "damaged"; one that was
+/// seen already, through a link, is not entered again.
 std::vector<RunSummary> list_runs(const std::filesystem::path& folder);
 
 }  // namespace gka::train

@@ -10,9 +10,13 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdio>
+#include <functional>
 #include <future>
 #include <iterator>
 #include <memory>
@@ -22,6 +26,7 @@
 
 #include "data/source.h"
 #include "data/token_file.h"
+#include "data/tokenizer.h"
 #include "models/checkpoint.h"
 #include "models/dtypes.h"
 #include "train/checkpoint.h"
@@ -48,19 +53,45 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 std::string how_to_continue(const fs::path& run) { return "`gka train " + run.string() + " --resume`"; }
 
 /// Sources draw from the run's seed unless the file gives them one.
-std::unique_ptr<data::Source> open_seeded(Json source, std::uint64_t seed, data::Split split) {
-  if (!source.contains("seed")) source["seed"] = seed;
-  return data::open_source(nlohmann::json(source), split);
+std::unique_ptr<data::Source> open_seeded(const Config& config, Json source, data::Split split) {
+  if (!source.contains("seed")) source["seed"] = config.seed;
+  return data::open_source(nlohmann::json(source), split, config.verify ? data::Verify::yes : data::Verify::no);
 }
 
-/// The tokenizer that `gka tokenize` left beside the first token file, if any.
-std::optional<fs::path> tokenizer_of(const Json& source) {
+/// The first token file of a source, if it is one of token files.
+std::optional<fs::path> first_token_file(const Json& source) {
   const auto files = source.find("files");
-  if (files == source.end() || !files->is_array() || files->empty()) return std::nullopt;
-  const auto& first = files->front();
-  const auto name = first.is_object() ? first.value("path", std::string()) : first.get<std::string>();
-  const auto tokenizer = data::tokenizer_beside(name);
-  return fs::exists(tokenizer) ? std::optional(tokenizer) : std::nullopt;
+  if (files == source.end() || (files->is_array() && files->empty())) return std::nullopt;
+  const auto& first = files->is_array() ? files->front() : *files;
+  const auto& path = first.is_object() && first.contains("path") ? first["path"] : first;
+  return path.is_string() ? std::optional<fs::path>(path.get<std::string>()) : std::nullopt;
+}
+
+/// The tokenizer that made the token files, for the model's folder: the copy `gka tokenize` left beside the first of
+/// them, or that of bytes, which needs none.
+std::optional<std::string> tokenizer_of(const Json& source) {
+  const auto file = first_token_file(source);
+  if (!file) return std::nullopt;
+  if (const auto beside = data::tokenizer_beside(*file); fs::exists(beside)) return read_text(beside);
+  const bool bytes = data::TokenFile(*file).header().tokenizer == data::Tokenizer::load("bytes").fingerprint();
+  return bytes ? std::optional(data::byte_tokenizer_file()) : std::nullopt;
+}
+
+/// What ends a document in the token files ends a text of the model: a configuration that was written for another
+/// tokenizer gives way, and `say` tells.
+Config with_end_token(Config config, const std::function<void(const std::string&)>& say) {
+  const auto file = first_token_file(config.data);
+  if (!file) return config;
+  const auto end = data::TokenFile(*file).header().end_of_document;
+  auto& eos = config.model["eos_token_id"];
+  const bool same = eos.is_array() ? std::ranges::find(eos, Json(end)) != eos.end() : eos == end;
+  if (end < 0 || same) return config;
+  if (!eos.is_null()) {
+    say("note: documents in " + file->string() + " end with token " + std::to_string(end) +
+        ", so that is the model's eos_token_id, not " + shown(eos));
+  }
+  eos = end;
+  return config;
 }
 
 /// The folder with weights that `from` means: a checkpoint or a model itself, or a run, whose newest checkpoint counts.
@@ -132,11 +163,10 @@ Trainer::Trainer(const Config& config, Start start, const StopSignals& signals)
                 .warmup = config.warmup,
                 .final = config.final_learning_rate,
                 .steps = config.steps},
-      source_(open_seeded(config.data, config.seed, data::Split::train)),
+      source_(open_seeded(config, config.data, data::Split::train)),
       progress_(stderr, config.log_every) {
   if (config.eval_every > 0) {
-    eval_source_ =
-        open_seeded(config.eval_data.is_null() ? config.data : config.eval_data, config.seed, data::Split::eval);
+    eval_source_ = open_seeded(config, config.eval_data.is_null() ? config.data : config.eval_data, data::Split::eval);
   }
   for (const auto* source : {source_.get(), eval_source_.get()}) {
     if (source && source->vocab_size() > learner_.decoder().config().vocab_size) {
@@ -151,10 +181,11 @@ Trainer::Trainer(const Config& config, Start start, const StopSignals& signals)
                              ", but the longest sequence of the data has " + std::to_string(longest) +
                              " tokens; set length=" + std::to_string(longest) + ".");
   }
-  tidy_checkpoints(config.output, list_checkpoints(config.output).size());
   const auto saved = list_checkpoints(config.output);
   if (!config.from.empty() && saved.empty()) start_from(config.from);
   if (start == Start::resume && !saved.empty()) resume_from(saved.back());
+  // What a save had left to do when it was killed. Not before the newest is known to be whole: it may have to go.
+  tidy_checkpoints(config.output, static_cast<std::size_t>(config.keep));
 }
 
 std::string Trainer::say_start() const {
@@ -170,7 +201,7 @@ void Trainer::start_from(const fs::path& from) {
   if (!fs::is_directory(folder)) {
     throw std::runtime_error("there is no checkpoint '" + folder.string() + "' to start from; check the path.");
   }
-  if (has_checksums(folder)) verify_folder(folder);
+  models::verify_if_listed(folder, models::Checked::model);
   models::load_weights(learner_.decoder(), models::Weights(folder));
 }
 
@@ -190,11 +221,16 @@ void Trainer::resume_from(const SavedStep& saved) {
     auto generator = at::globalContext().defaultGenerator(device);
     generator.set_state(random->second.clone());
   }
-  const auto progress = models::read_json(saved.path / kProgress);
+  const auto progress = models::read_json(saved.path / kProgress);  // what we wrote: its checksum was right
   step_ = saved_step_ = progress.at("step").get<std::int64_t>();
   tokens_ = progress.at("tokens").get<std::int64_t>();
   seconds_ = progress.at("seconds").get<double>();
-  reached_ = progress.at("finished").get<bool>();
+  const bool was_last = step_ == parse(progress.at("settings")).steps;
+  reached_ = progress.at("finished").get<bool>() && !was_last;  // by its accuracy
+  if (step_ > config_.steps) {
+    throw std::runtime_error("the run has taken " + std::to_string(step_) + " steps already; steps is " +
+                             std::to_string(config_.steps) + ", and it takes at least as many.");
+  }
   source_->seek(progress.at("position").get<std::int64_t>());
   if (const auto threads = progress.at("threads").get<int>();
       compute_.device.is_cpu() && threads != at::get_num_threads()) {
@@ -205,7 +241,7 @@ void Trainer::resume_from(const SavedStep& saved) {
 
 void Trainer::save_files(const fs::path& folder) const {
   models::save_model(learner_.decoder(), folder);
-  if (const auto tokenizer = tokenizer_of(config_.data)) fs::copy_file(*tokenizer, folder / "tokenizer.json");
+  if (const auto tokenizer = tokenizer_of(config_.data)) write_text(folder / "tokenizer.json", *tokenizer);
   models::write_tokenizer_config(folder, learner_.decoder().config());
   fault_point("save", step_);
   auto state = learner_.optimiser().state();
@@ -230,7 +266,6 @@ void Trainer::save() {
     const auto folder = checkpoint_path(config_.output, step_);
     write_folder(folder, [&](const fs::path& unfinished) { save_files(unfinished); });
     fault_point("saved", step_);
-    point_to_latest(config_.output, folder);
     saved_step_ = step_;
     tidy_checkpoints(config_.output, static_cast<std::size_t>(config_.keep));
   } catch (const std::exception& error) {
@@ -388,7 +423,12 @@ Outcome Trainer::run() {
 void check_folder(const Config& config, Start start) {
   const auto& run = config.output;
   if (start == Start::fresh) {
-    if (!is_run(run)) return;
+    if (!is_run(run) && !list_checkpoints(run).empty()) {
+      throw std::runtime_error("'" + run.string() +
+                               "' holds checkpoints of a run that has lost its train.json; move "
+                               "them, or choose another folder with --set output=FOLDER.");
+    }
+    if (!is_run(run) || !has_begun(run)) return;
     throw std::runtime_error("'" + run.string() + "' already holds a run; " + how_to_continue(run) +
                              " continues it, --set output=FOLDER starts another one elsewhere.");
   }
@@ -403,21 +443,31 @@ void check_folder(const Config& config, Start start) {
   }
 }
 
-void make_folder(const fs::path& run) {
-  std::error_code error;
-  fs::create_directories(run, error);
-  if (error) throw std::runtime_error("cannot make the folder '" + run.string() + "': " + error.message() + ".");
+/// Whether the run was to take another number of steps than it is to take now.
+bool has_other_length(const Config& config) {
+  const auto before = read_settings(config.output);
+  return std::ranges::any_of(std::array{"steps", "tokens"}, [&](const char* key) {
+    return before.value(key, Json()) != config.settings.value(key, Json());
+  });
 }
 
-/// Leaves no trace of a run that never began; of one that did, a note of what went wrong. A full disk takes no notes,
-/// but the sentence still reaches the user.
-void note_failure(const Config& config, const std::string& sentence) noexcept {
+/// Whether the folder was not there before.
+bool make_folder(const fs::path& run) {
+  std::error_code error;
+  const bool made = fs::create_directories(run, error);
+  if (error) throw std::runtime_error("cannot make the folder '" + run.string() + "': " + error.message() + ".");
+  return made;
+}
+
+/// Leaves no trace of a run that never began, and everything that was there before it; of one that did begin, a note of
+/// what went wrong. A full disk takes no notes, but the sentence still reaches the user.
+void note_failure(const Config& config, RunLock& lock, bool made_folder, const std::string& sentence) noexcept {
   try {
     if (is_run(config.output)) {
       write_state(config.output, RunState::failed, config.steps, sentence);
     } else {
-      RunLock::remove(config.output);
-      fs::remove(config.output);
+      lock.remove();
+      if (made_folder) fs::remove(config.output);
     }
   } catch (const std::exception&) {
   }
@@ -440,17 +490,20 @@ Outcome train(const Config& config, Start start) {
   if (start == Start::resume && !is_run(run)) {
     throw std::runtime_error("there is no run in '" + run.string() + "' to resume; leave out --resume to start one.");
   }
-  make_folder(run);
-  const RunLock lock(run);
+  const bool made_folder = make_folder(run);
+  RunLock lock(run);
   check_folder(config, start);
   const auto failed = [&](const std::string& sentence) {
-    note_failure(config, sentence);
+    note_failure(config, lock, made_folder, sentence);
     return std::runtime_error(sentence);
   };
   try {
     const StopSignals signals;
-    Trainer trainer(config, start, signals);
-    if (start == Start::fresh) write_text(run / "train.json", config.settings.dump(2) + "\n");
+    const auto adapted = with_end_token(config, [](const auto& line) { std::fprintf(stderr, "%s\n", line.c_str()); });
+    Trainer trainer(adapted, start, signals);
+    if (start == Start::fresh || has_other_length(config)) {
+      write_text(run / "train.json", config.settings.dump(2) + "\n");
+    }
     write_state(run, RunState::running, config.steps);
     const auto outcome = trainer.run();
     write_state(run, outcome == Outcome::finished ? RunState::finished : RunState::stopped, config.steps);

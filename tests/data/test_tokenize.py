@@ -1,6 +1,8 @@
 """`gka tokenize` and `gka tokenizer` on the command line."""
 
+import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
@@ -8,7 +10,7 @@ import subprocess
 import pytest
 import text_samples
 import token_files
-from token_files import call, read
+from token_files import PROGRAM, call, read
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 
@@ -202,3 +204,70 @@ def test_a_fingerprint_is_of_what_the_tokenizer_does_not_of_its_file(bpe, tmp_pa
     other = json.loads(bpe[1].read_text())
     other["model"]["merges"].reverse()
     assert fingerprint(json.dumps(file)) != fingerprint(json.dumps(other))
+
+
+def zstd_frame(content):
+    """Frames that hold their content as it is, by the format's definition: no package here compresses by zstd."""
+    size = len(content)
+    assert size < 1 << 17
+    block = (size << 3 | 1).to_bytes(3, "little")  # the last block, and a raw one
+    return b"\x28\xb5\x2f\xfd" + b"\xa0" + size.to_bytes(4, "little") + block + content
+
+
+@pytest.mark.parametrize(
+    ("ending", "compress"),
+    [
+        (".gz", gzip.compress),
+        (".xz", lzma.compress),
+        (".zst", zstd_frame),
+        (".gz", lambda b: b"".join(map(gzip.compress, [b[:5], b[5:]]))),
+    ],
+)
+def test_compressed_text_is_read_as_what_it_is(ending, compress, tmp_path):
+    text = "".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(200)).encode()
+    (tmp_path / f"a.jsonl{ending}").write_bytes(compress(text))
+    call("tokenize", tmp_path / f"a.jsonl{ending}", "--out", tmp_path / "a")
+    assert [bytes(d[:-1]).decode() for d in read(tmp_path / "a.tokens").documents] == [f"line {n}" for n in range(200)]
+    (tmp_path / "odd name").write_bytes(compress(text)[:-9])
+    done = call("tokenize", tmp_path / "odd name", "--out", tmp_path / "b", check=False)
+    assert done.returncode == 1 and b"compressed text" in done.stderr
+    assert not (tmp_path / "b.tokens").exists()
+
+
+def test_standard_input_is_a_file_called_minus(tmp_path):
+    call("tokenize", "-", "--separator", "--", "--out", tmp_path / "a", input=gzip.compress(b"one--two"))
+    assert [bytes(d[:-1]) for d in read(tmp_path / "a.tokens").documents] == [b"one", b"two"]
+
+
+def test_what_is_no_text_is_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"PAR1" + bytes(100))
+    done = call("tokenize", tmp_path / "a.txt", "--out", tmp_path / "a", check=False)
+    assert b"a.txt: it is a Parquet file" in done.stderr
+
+
+def test_output_that_cannot_be_written_is_a_failure(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, "tokenizer", "encode"], input=b"text", stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr == b"gka: the output could not be written: No space left on device\n"
+
+
+def test_a_misspelt_option_is_what_is_complained_about():
+    done = call("tokenize", "--seperator", "x", check=False)
+    assert done.returncode == 2
+    assert b"tokenize has no option '--seperator'; did you mean '--separator'?" in done.stderr
+
+
+def test_a_pattern_of_bytes_that_are_no_text_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    done = call(
+        "tokenizer",
+        "train",
+        tmp_path / "a.txt",
+        "--pattern",
+        os.fsdecode(b"\xff\xfe"),
+        "--out",
+        tmp_path / "t.json",
+        check=False,
+    )
+    assert done.returncode == 1 and b"not valid UTF-8" in done.stderr

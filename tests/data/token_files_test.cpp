@@ -58,6 +58,67 @@ TEST_F(TokenFiles, appear_only_when_they_are_whole) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_));
 }
 
+/// A file of three documents, with other offsets and checksums that fit them.
+std::string with_offsets(const std::string& file, const std::string& other, std::vector<std::uint64_t> offsets) {
+  auto bytes = read_text(file);
+  std::memcpy(bytes.data() + bytes.size() - 8 * offsets.size(), offsets.data(), 8 * offsets.size());
+  const auto body = hash64(std::string_view(bytes).substr(sizeof(TokenFileHeader)));
+  std::memcpy(bytes.data() + offsetof(TokenFileHeader, body_hash), &body, 8);
+  const auto header = hash64(std::string_view(bytes).substr(0, offsetof(TokenFileHeader, header_hash)));
+  std::memcpy(bytes.data() + offsetof(TokenFileHeader, header_hash), &header, 8);
+  write_text(other, bytes);
+  return other;
+}
+
+TEST_F(TokenFiles, with_documents_that_do_not_follow_each_other_are_refused) {
+  const auto file = write("a.tokens", {{1, 2}, {3}, {4, 5, 6}});  // offsets 0, 3, 5, 9
+  const auto open = [&](std::vector<std::uint64_t> offsets) {
+    return complaint([&] { TokenFile(with_offsets(file, path("b.tokens"), std::move(offsets))).verify(); });
+  };
+  EXPECT_EQ(open({0, 3, 5, 9}), "nothing was thrown");
+  EXPECT_EQ(open({0, 3, 3, 9}), "nothing was thrown") << "a document may be empty";
+  for (const auto& wrong : {std::vector<std::uint64_t>{0, 5, 3, 9},
+                            {0, 3, 10, 9},
+                            {1, 3, 5, 9},
+                            {0, 3, 5, 8},
+                            {0, 3, ~std::uint64_t{0}, 9},
+                            {0, 3, std::uint64_t{1} << 63, 9}}) {
+    EXPECT_TRUE(has(open(wrong), "its documents do not follow each other"));
+  }
+}
+
+TEST_F(TokenFiles, with_a_token_beyond_their_vocabulary_are_refused) {
+  auto bytes = read_text(write("a.tokens", {{1, 2}}));
+  bytes[sizeof(TokenFileHeader) + 1] = 1;  // 1 becomes 257
+  write_text(path("b.tokens"), bytes);
+  EXPECT_TRUE(has(complaint([&] { TokenFile(path("b.tokens")).verify(); }), "do not match its checksum"));
+  const auto same = with_offsets(path("b.tokens"), path("c.tokens"), {0, 3});
+  EXPECT_TRUE(has(complaint([&] { TokenFile(same).verify(); }), "it has the token 257, and its vocabulary has 257"));
+}
+
+TEST_F(TokenSets, read_a_damaged_file_only_when_told_not_to_verify) {
+  auto bytes = read_text(write_counting("a.tokens", 1000));
+  bytes[500] ^= 1;
+  write_text(path("b.tokens"), bytes);
+  EXPECT_TRUE(has(complaint([&] { TokenSet({.files = {{path("b.tokens")}}}); }), "do not match its checksum"));
+  EXPECT_EQ(TokenSet({.files = {{path("b.tokens")}}, .verify = false}).tokens(), 1000);
+}
+
+TEST_F(TokenSets, remember_which_files_are_whole_until_they_change) {
+  ::setenv("XDG_CACHE_HOME", path("cache").c_str(), 1);
+  const auto remembered = [&] { return read_text(path("cache/gka/verified")); };
+  const TokenSetOptions options{.files = {{write_counting("a.tokens", 1000)}}};
+  TokenSet{options};
+  const auto once = remembered();
+  EXPECT_EQ(std::ranges::count(once, '\n'), 1);
+  TokenSet{options};
+  EXPECT_EQ(remembered(), once);
+  write_counting("a.tokens", 999);
+  TokenSet{options};
+  EXPECT_EQ(std::ranges::count(remembered(), '\n'), 2);
+  ::unsetenv("XDG_CACHE_HOME");
+}
+
 TEST_F(TokenFiles, that_are_damaged_say_how) {
   const auto whole = read_text(write_counting("a.tokens", 1000));
   const auto open = [&](std::string bytes) {

@@ -22,6 +22,11 @@ def states(n, dtype=torch.float64, key_dim=8, value_dim=6):
     return torch.zeros(n, 2, key_dim, key_dim, dtype=dtype), torch.zeros(n, 2, key_dim, value_dim, dtype=dtype)
 
 
+def in_one_memory():
+    h = torch.zeros(2, 2, 8, 8, dtype=torch.float64)
+    return h, h.view(-1)[:192].view(2, 2, 8, 6)
+
+
 def packed(cu_seqlens, **changes):
     return gka.gated_kalmanet(**{**make(1, 9), **changes}, cu_seqlens=cu_seqlens)
 
@@ -123,6 +128,21 @@ CASES = {
         "k takes a tensor on the device of q, cpu, got one on meta",
     ),
     # numbers
+    "iterations beyond any solve": (
+        lambda: call(iterations=2**60),
+        ValueError,
+        "iterations takes a number of at most 10000, got 1152921504606846976",
+    ),
+    "keys beyond float32's squares": (
+        lambda: call(**{name: (1e16 if name == "k" else 1) * value.float() for name, value in make().items()}),
+        ValueError,
+        "k takes numbers below 1e15 in float32, got",
+    ),
+    "step: h and u in one memory": (
+        lambda: step(state=in_one_memory()),
+        ValueError,
+        "state takes h and u in memory of their own, got tensors that share it",
+    ),
     "iterations < 0": (
         lambda: call(iterations=-1),
         ValueError,

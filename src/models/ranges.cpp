@@ -1,0 +1,76 @@
+#include "models/ranges.h"
+
+#include <array>
+#include <stdexcept>
+#include <type_traits>
+
+#include "base/limits.h"
+
+namespace gka::models {
+namespace {
+
+struct Range {
+  std::string_view key;
+  std::int64_t most;
+};
+
+/// By the key's name, in the file itself and in its groups.
+constexpr std::array<Range, 16> kRanges{{
+    {"vocab_size", 1 << 24},
+    {"hidden_size", 1 << 20},
+    {"intermediate_size", 1 << 22},
+    {"num_hidden_layers", 10'000},
+    {"num_attention_heads", 1 << 14},
+    {"num_key_value_heads", 1 << 14},
+    {"num_q_heads", 1 << 14},
+    {"num_k_heads", 1 << 14},
+    {"num_v_heads", 1 << 14},
+    {"num_heads", 1 << 14},
+    {"n_groups", 1 << 14},
+    {"head_dim", 1 << 14},
+    {"state_size", 1 << 14},
+    {"kv_proj_rank", 1 << 20},
+    {"conv_size", 1 << 10},
+    {"num_iter", kMostIterations},
+}};
+constexpr std::int64_t kMostOfOthers = std::int64_t{1} << 31;
+
+std::int64_t most_of(std::string_view key) {
+  for (const auto& range : kRanges) {
+    if (range.key == key) return range.most;
+  }
+  return kMostOfOthers;
+}
+
+}  // namespace
+
+void check_range(std::string_view key, std::int64_t value, const std::string& where) {
+  const auto most = most_of(key);
+  if (value <= most) return;
+  throw std::runtime_error("'" + std::string(key) + "' of " + where + " is " + std::to_string(value) +
+                           "; it takes at most " + std::to_string(most));
+}
+
+void check_ranges(const ModelConfig& config, const std::string& where) {
+  const auto& mixer = config.mixer;
+  check_range("vocab_size", config.vocab_size, where);
+  check_range("hidden_size", mixer.hidden_size, where);
+  check_range("intermediate_size", config.intermediate_size, where);
+  check_range("num_attention_heads", mixer.num_attention_heads, where);
+  check_range("num_key_value_heads", mixer.num_key_value_heads, where);
+  check_range("head_dim", mixer.head_dim, where);
+  check_range("sliding_window", mixer.sliding_window, where);
+  layers::visit_groups(mixer, [&](std::string_view group, const auto& values) {
+    using Group = std::remove_cvref_t<decltype(values)>;
+    Group::fields(values, [&](std::string_view key, const auto& value) {
+      if constexpr (std::is_same_v<decltype(value), const std::int64_t&>) {
+        check_range(key, value, "'" + std::string(group) + "' of " + where);
+        if (value >= 0) return;
+        throw std::runtime_error("'" + std::string(key) + "' of '" + std::string(group) + "' of " + where + " is " +
+                                 std::to_string(value) + "; it takes at least 0");
+      }
+    });
+  });
+}
+
+}  // namespace gka::models
