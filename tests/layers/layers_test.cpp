@@ -286,7 +286,7 @@ TEST(Gates, OfGkaFollowTheirWeightsWhetherTheyLearnOrNot) {
         {.dtype = dtype, .generator = at::make_generator<at::CPUGeneratorImpl>(3), .requires_grad = true});
     MixerConfig config = wide();
     const auto mixer = mixer_kind("GKA").make(config, parameters);
-    const auto x = random({1, 6, config.hidden_size}, 1).to(dtype);
+    const auto x = random({1, 6, config.hidden_size}, 1).to(at::kCPU, dtype);
     const auto sequences = Sequences::rows(1, 6, at::kCPU);
     const auto learning = [&] { return mixer->forward(x, sequences).y.detach(); };
     const auto using_it = [&] {
