@@ -2,6 +2,7 @@
 // in the Hermes form (<tool_call>{"name": …, "arguments": …}</tool_call>). Works on pieces as they stream.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

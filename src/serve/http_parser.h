@@ -3,6 +3,7 @@
 // anything is stored.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 

@@ -2,6 +2,7 @@
 // the newline after a {% tag %} and the blanks before it go, and '-' and '+' at a tag's ends say otherwise.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

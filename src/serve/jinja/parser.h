@@ -1,6 +1,7 @@
 // A template as a tree. One node type for statements and expressions; what its children are is beside each kind.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
