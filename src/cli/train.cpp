@@ -42,7 +42,9 @@ std::string as_json(const std::string& path) try { return Json(path).dump(); } c
 /// The two ways to say how long to train; the newer of two --set would win, and which one that is nobody should guess.
 void check_assignments(const TrainOptions& options) {
   const auto has = [&](std::string_view key) {
-    return std::ranges::any_of(options.assignments, [&](const auto& word) { return word.starts_with(key); });
+    return std::ranges::any_of(options.assignments, [&](const std::string& word) {
+      return word.starts_with(key) && word.substr(key.size()) != "null";  // null takes back what the file says
+    });
   };
   if (has("steps=") && has("tokens=")) {
     throw std::runtime_error("--set steps and --set tokens both say how long to train; give one of them.");

@@ -134,9 +134,9 @@ CASES = {
         "iterations takes a number of at most 10000, got 1152921504606846976",
     ),
     "keys beyond float32's squares": (
-        lambda: call(**{name: (1e16 if name == "k" else 1) * value.float() for name, value in make().items()}),
+        lambda: call(**{n: torch.full_like(x.float(), 1e16) if n == "k" else x.float() for n, x in make().items()}),
         ValueError,
-        "k takes numbers below 1e15 in float32, got",
+        "k takes numbers below 1e15 in float32, got 1e+16",
     ),
     "step: h and u in one memory": (
         lambda: step(state=in_one_memory()),
