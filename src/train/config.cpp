@@ -345,7 +345,6 @@ Config parse(const Json& settings) {
 
 std::optional<std::string_view> first_difference(const Json& before, const Json& now) {
   for (const auto& key : kKeys) {
-    if (key.name == "steps" || key.name == "tokens") continue;
     if (key.fixed && before.value(std::string(key.name), Json()) != now.value(std::string(key.name), Json())) {
       return key.name;
     }

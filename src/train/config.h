@@ -64,8 +64,7 @@ void assign(Json& settings, std::string_view assignment);
 /// Fills in what was left out and checks everything; errors name the key, what it got and what it takes.
 Config parse(const Json& settings);
 
-/// The first key in which a resumed run differs from the one it would continue, or nothing. How long it goes on
-/// (`steps`, `tokens`) may differ.
+/// The first key in which a resumed run differs from the one it would continue, or nothing.
 std::optional<std::string_view> first_difference(const Json& before, const Json& now);
 
 }  // namespace gka::train

@@ -433,7 +433,9 @@ void check_folder(const Config& config, Start start) {
                              " continues it, --set output=FOLDER starts another one elsewhere.");
   }
   const auto before = parse(read_settings(run));
-  if (const auto key = first_difference(before.settings, config.settings)) {
+  auto now = config.settings;
+  for (const char* key : {"steps", "tokens"}) now[key] = before.settings.at(key);  // a run may go on for longer
+  if (const auto key = first_difference(before.settings, now)) {
     const std::string name(*key);
     throw std::runtime_error("the run in '" + run.string() + "' has another " + name + " (" +
                              before.settings.at(name).dump().substr(0, 60) + ") than this one (" +
