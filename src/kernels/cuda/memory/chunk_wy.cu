@@ -155,7 +155,7 @@ __device__ __forceinline__ void write_rows(Sums<kAcross>& sums, Bits* to, const 
 /// A tile as it lies.
 template <int kWidth>
 __device__ __forceinline__ void write_tile(Bits (&to)[kChunk][kWidth], const Bits (&from)[kChunk][kWidth]) {
-  for (int i = 8 * thread(); i < kChunk * kWidth; i += 8 * kBlock) copy_vector(&to[0][i], &from[0][i]);
+  for (int i = 8 * thread(); i < kChunk * kWidth; i += 8 * kBlock) copy_vector(to[0] + i, from[0] + i);
 }
 
 /// scale · M ∘ q kᵀ of the warp's rows and columns into P.
