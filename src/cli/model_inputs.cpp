@@ -1,7 +1,5 @@
 #include "cli/model_inputs.h"
 
-#include <ATen/Context.h>
-
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <filesystem>
@@ -11,33 +9,10 @@
 #include "base/files.h"
 #include "data/token_file.h"
 #include "models/checkpoint.h"
-#include "models/dtypes.h"
+#include "models/placement.h"
 
 namespace gka::cli {
 namespace {
-
-at::Device device_named(const std::string& name) {
-  std::optional<at::Device> device;
-  try {
-    device.emplace(name);
-  } catch (const c10::Error&) {
-    device.reset();
-  }
-  if (!device || !(device->is_cpu() || device->is_cuda())) {
-    throw std::runtime_error("--device takes cpu, cuda or cuda:N, and got '" + name + "'");
-  }
-  if (device->is_cuda() && !at::hasCUDA()) {
-    throw std::runtime_error("--device is " + name +
-                             ", and there is no CUDA here: torch was built without it or sees no GPU");
-  }
-  return *device;
-}
-
-std::optional<at::ScalarType> type_named(const std::string& name, at::Device device) {
-  if (name.empty()) return device.is_cpu() ? std::optional(at::kFloat) : std::nullopt;
-  if (const auto dtype = models::dtype_named(name)) return dtype;
-  throw std::runtime_error("--dtype takes one of " + models::list_dtypes() + ", and got '" + name + "'");
-}
 
 void check_token(std::int64_t token, std::int64_t vocabulary, const std::string& where) {
   if (token >= 0 && token < vocabulary) return;
@@ -87,8 +62,9 @@ void add_model_arguments(CLI::App& app, ModelArguments& arguments) {
 }
 
 models::Decoder load(const ModelArguments& arguments) {
-  const auto device = device_named(arguments.device);
-  return models::load_model(checkpoint_of(arguments), {.device = device, .dtype = type_named(arguments.dtype, device)});
+  const auto device = models::device_named("--device", arguments.device);
+  return models::load_model(checkpoint_of(arguments),
+                            {.device = device, .dtype = models::dtype_on("--dtype", arguments.dtype, device)});
 }
 
 data::Tokenizer load_tokenizer(const ModelArguments& arguments) {

@@ -21,7 +21,7 @@
 #include "infer/memories.h"
 #include "infer/scheduler.h"
 #include "models/checkpoint.h"
-#include "models/dtypes.h"
+#include "models/placement.h"
 
 namespace gka::infer {
 namespace {
@@ -406,28 +406,10 @@ class EngineOnAThread final : public Engine {
   std::thread thread_;
 };
 
+/// "": a GPU where there is one.
 at::Device device_of(const std::string& name) {
   if (name.empty()) return at::hasCUDA() ? at::Device(at::kCUDA) : at::Device(at::kCPU);
-  std::optional<at::Device> device;
-  try {
-    device.emplace(name);
-  } catch (const c10::Error&) {
-    device.reset();
-  }
-  if (!device || !(device->is_cpu() || device->is_cuda())) {
-    throw std::runtime_error("the device is cpu, cuda or cuda:N, and got '" + name + "'");
-  }
-  if (device->is_cuda() && !at::hasCUDA()) {
-    throw std::runtime_error("the device is " + name +
-                             ", and there is no CUDA here: torch was built without it or sees no GPU");
-  }
-  return *device;
-}
-
-std::optional<at::ScalarType> type_of(const std::string& name, at::Device device) {
-  if (name.empty()) return device.is_cpu() ? std::optional(at::kFloat) : std::nullopt;
-  if (const auto dtype = models::dtype_named(name)) return dtype;
-  throw std::runtime_error("the dtype is one of " + models::list_dtypes() + ", and got '" + name + "'");
+  return models::device_named("device", name);
 }
 
 }  // namespace
@@ -444,7 +426,8 @@ std::unique_ptr<Engine> Engine::load(const std::filesystem::path& model, const E
   const bool run = !std::filesystem::exists(model / "config.json") && std::filesystem::exists(latest / "config.json");
   const auto device = device_of(options.device);
   if (options.on_load) options.on_load(0);
-  auto decoder = models::load_model(run ? latest : model, {.device = device, .dtype = type_of(options.dtype, device)});
+  auto decoder = models::load_model(run ? latest : model,
+                                    {.device = device, .dtype = models::dtype_on("dtype", options.dtype, device)});
   if (options.on_load) options.on_load(1);
   return make_engine(std::move(decoder), options);
 }

@@ -91,7 +91,7 @@ __device__ __forceinline__ void put_row_sums(float (&to)[kParts][kChunk], const 
   }
 }
 
-template <int kKeys, bool kDelta>
+template <int kKeys>
 __device__ __forceinline__ void fetch_block(Block<kKeys>& to, const ChunkedMemory& m, const ChunkedMemorySaved& saved,
                                             const ChunkedMemoryGradients& g, const Chunk& chunk, std::int64_t head,
                                             int from) {
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(kBlock, 1)
     fetch_matrix<kBlock, kChunk, kChunk>(s.t[0], static_cast<const Bits*>(saved.t) + place * kChunk * kChunk, kChunk,
                                          kChunk, kChunk);
   }
-  fetch_block<kKeys, kDelta>(s.blocks[0], m, saved, to, chunk, head, 0);
+  fetch_block(s.blocks[0], m, saved, to, chunk, head, 0);
   if (thread() < kChunk) {
     s.sums[thread()] = tiles_at<kKeys, kDelta>(m, saved, slot, head)->sums[thread()];
     const bool there = thread() < chunk.tokens;
@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   for (int from = 0, n = 0; from < values; from += kValues, ++n) {
     const auto& b = s.blocks[n % 2];
     if (from + kValues < values) {
-      fetch_block<kKeys, kDelta>(s.blocks[(n + 1) % 2], m, saved, to, chunk, head, from + kValues);
+      fetch_block(s.blocks[(n + 1) % 2], m, saved, to, chunk, head, from + kValues);
       wait_for_groups_but<1>();
     } else {
       wait_for_groups_but<0>();

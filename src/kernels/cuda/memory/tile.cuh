@@ -173,13 +173,13 @@ __device__ __forceinline__ std::int64_t first_slot(const ChunkedMemory& m, std::
   return m.bounds != nullptr ? m.bounds[sequence] / kChunk + sequence : sequence * ((m.length + kChunk - 1) / kChunk);
 }
 
-/// Chunk `index` of a sequence.
-__device__ __forceinline__ Chunk chunk_of(const ChunkedMemory& m, std::int64_t sequence, std::int64_t index) {
-  const std::int64_t begin = first_token(m, sequence), end = first_token(m, sequence + 1);
+/// Chunk `index` of a sequence of the tokens from `begin` to `end`, whose first chunk has that slot.
+__device__ __forceinline__ Chunk chunk_of(std::int64_t sequence, std::int64_t begin, std::int64_t end,
+                                          std::int64_t slot, std::int64_t index) {
   const std::int64_t first = begin + index * kChunk, left = end - first;
   return {.sequence = sequence,
           .first = first,
-          .slot = first_slot(m, sequence) + index,
+          .slot = slot + index,
           .tokens = left <= 0       ? 0
                     : left < kChunk ? static_cast<int>(left)
                                     : kChunk};
@@ -200,7 +200,8 @@ __device__ __forceinline__ Chunk chunk_at(const ChunkedMemory& m, std::int64_t s
       }
     }
   }
-  return chunk_of(m, low, slot - first_slot(m, low));
+  const std::int64_t first = first_slot(m, low);
+  return chunk_of(low, first_token(m, low), first_token(m, low + 1), first, slot - first);
 }
 
 /// Starts copies of kRows rows of kWidth numbers, `ld` apart, into a tile; rows from `rows` on and columns from

@@ -30,10 +30,7 @@ struct Walk {
   }
 
   __device__ int chunks() const { return static_cast<int>((end - begin + kChunk - 1) / kChunk); }
-  __device__ Chunk chunk(int n) const {
-    const std::int64_t first = begin + n * kChunk, left = end - first;
-    return {sequence, first, slot + n, left <= 0 ? 0 : left < kChunk ? static_cast<int>(left) : kChunk};
-  }
+  __device__ Chunk chunk(int n) const { return chunk_of(sequence, begin, end, slot, n); }
 };
 
 inline std::int64_t walks(const ChunkedMemory& m) {
