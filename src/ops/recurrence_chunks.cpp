@@ -14,10 +14,16 @@ using kernels::cuda::MemoryRows;
 
 void* bits(const at::Tensor& tensor) { return tensor.defined() ? tensor.data_ptr() : nullptr; }
 
+bool runs_on(const at::Tensor& x) {
+  bool runs = false;
+  on_gpu(x, [&](const auto& device) { runs = kernels::cuda::has_room_for_chunks(device.index); });
+  return runs;
+}
+
 bool takes(const Recurrence& r) {
   const auto half = [](const at::Tensor& x) { return x.scalar_type() == at::kBFloat16 && x.size(-1) % 8 == 0; };
   return kHasCuda && r.q.is_cuda() && half(r.q) && half(r.k) && half(r.v) && !is_per_channel(r) && r.q.numel() > 0 &&
-         r.v.numel() > 0 && r.q.size(-1) <= ChunkedMemory::kMaxKeys;
+         r.v.numel() > 0 && r.q.size(-1) <= ChunkedMemory::kMaxKeys && runs_on(r.q);
 }
 
 /// Rows of whole vectors, and batch rows one behind the other. Heads may share their numbers.

@@ -1,6 +1,7 @@
 // What this machine has to run the kernels on.
 #include "gka/kernels.h"
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/memory/memory.h"
 
 namespace gka::kernels::cuda {
 
@@ -17,5 +18,7 @@ std::string describe(int device) {
   }
   return std::string(properties.name) + ", " + std::to_string(properties.multiProcessorCount) + " multiprocessors";
 }
+
+bool has_room_for_chunks(int device) { return shared_memory_per_block(device) >= ChunkedMemory::kSharedBytes; }
 
 }  // namespace gka::kernels::cuda

@@ -369,7 +369,7 @@ void run_bwd_inputs(const ChunkedMemory& m, const ChunkedMemorySaved& saved, con
                     const Device& device) {
   with_shape(m, [&]<int kKeys, bool kDelta>() {
     launch_blocks_of<inputs::kBlock>(inputs::bwd_inputs<kKeys, kDelta>, m.slots() * m.heads,
-                                     sizeof(inputs::Shared<kKeys>), device.stream, m, saved, gradients);
+                                     shared_bytes<inputs::Shared<kKeys>>(), device.stream, m, saved, gradients);
   });
 }
 

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kWalkers, 1)
 void run_bwd_states(const ChunkedMemory& m, const ChunkedMemorySaved& saved, const ChunkedMemoryGradients& gradients,
                     const Device& device) {
   with_shape(m, [&]<int kKeys, bool kDelta>() {
-    launch_blocks_of<kWalkers>(back::bwd_states<kKeys, kDelta>, walks(m), sizeof(back::Shared<kKeys, kDelta>),
+    launch_blocks_of<kWalkers>(back::bwd_states<kKeys, kDelta>, walks(m), shared_bytes<back::Shared<kKeys, kDelta>>(),
                                device.stream, m, saved, gradients);
   });
 }

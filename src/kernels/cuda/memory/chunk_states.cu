@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kWalkers, 1)
 void run_chunk_states(const ChunkedMemory& m, const ChunkedMemorySaved& saved, const ChunkedMemoryOutputs& out,
                       const Device& device) {
   with_shape(m, [&]<int kKeys, bool kDelta>() {
-    launch_blocks_of<kWalkers>(forth::chunk_states<kKeys, kDelta>, walks(m), sizeof(forth::Shared<kKeys, kDelta>),
-                               device.stream, m, saved, out);
+    launch_blocks_of<kWalkers>(forth::chunk_states<kKeys, kDelta>, walks(m),
+                               shared_bytes<forth::Shared<kKeys, kDelta>>(), device.stream, m, saved, out);
   });
 }
 

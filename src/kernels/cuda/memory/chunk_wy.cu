@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kBlock, 3)
 
 void run_chunk_wy(const ChunkedMemory& m, const ChunkedMemorySaved& saved, const Device& device) {
   with_shape(m, [&]<int kKeys, bool kDelta>() {
-    launch_blocks_of<wy::kBlock>(wy::chunk_wy<kKeys, kDelta>, m.slots() * m.heads, sizeof(wy::Shared<kKeys>),
+    launch_blocks_of<wy::kBlock>(wy::chunk_wy<kKeys, kDelta>, m.slots() * m.heads, shared_bytes<wy::Shared<kKeys>>(),
                                  device.stream, m, saved);
   });
 }

@@ -36,7 +36,8 @@ struct TwoFloats {
 
 struct ChunkedMemory {
   static constexpr int kChunk = 64;
-  static constexpr std::int64_t kMaxKeys = 128;  // the widest key; keys and values come in multiples of 8
+  static constexpr std::int64_t kMaxKeys = 128;    // the widest key; keys and values come in multiples of 8
+  static constexpr int kSharedBytes = 227 * 1024;  // of a block's shared memory, at most
 
   std::int64_t sequences = 0, heads = 0, key_dim = 0, value_dim = 0;
   std::int64_t length = 0;               // of every sequence, unless `bounds` says otherwise
@@ -61,6 +62,9 @@ struct ChunkedMemory {
   /// Whether u is an array of its own; else it is v.
   constexpr bool has_own_u() const { return delta || beta != nullptr; }
 };
+
+/// Whether a device has that much shared memory: Hopper has, Ampere has not.
+bool has_room_for_chunks(int device);
 
 /// What the passes hand on; u, t and the states are bfloat16. The caller provides the room: of `forward` alone for one
 /// call, in training until the backward pass.

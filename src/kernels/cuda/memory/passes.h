@@ -18,6 +18,13 @@ void run_bwd_states(const ChunkedMemory& m, const ChunkedMemorySaved& saved, con
 void run_bwd_inputs(const ChunkedMemory& m, const ChunkedMemorySaved& saved, const ChunkedMemoryGradients& gradients,
                     const Device& device);
 
+/// The bytes of a pass's shared memory.
+template <typename Shared>
+constexpr int shared_bytes() {
+  static_assert(sizeof(Shared) <= ChunkedMemory::kSharedBytes);
+  return sizeof(Shared);
+}
+
 /// body.operator()<kKeys, kDelta>() with the narrowest tiles that hold the keys.
 template <typename Body>
 void with_shape(const ChunkedMemory& m, Body&& body) {
