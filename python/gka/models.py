@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from . import _parts as parts
 from . import nn as layers
@@ -127,6 +128,7 @@ class Block(nn.Module):
     def __init__(self, config: dict, place: int, **factory: object) -> None:
         super().__init__()
         token, self.prefix = config["layer_types"][place], config["prefixes"][place]
+        self.recompute = False  # in the backward pass, instead of keeping what lies inside
         width, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = parts.Norm(width, eps, **factory)
         self.add_module(self.prefix, MIXERS[token](config, **factory))
@@ -143,9 +145,19 @@ class Block(nn.Module):
         x = x + mixed
         return x if self.mlp is None else x + self.mlp(self.post_attention_layernorm(x))
 
-    def forward(self, x: Tensor, state: tuple | None, cu_seqlens: Tensor | None) -> tuple[Tensor, tuple | None]:
+    def forward(
+        self, x: Tensor, state: tuple | None, cu_seqlens: Tensor | None, keep: bool = True
+    ) -> tuple[Tensor, tuple | None]:
+        """``keep=False``: no state is wanted after it."""
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self._run, x, state, cu_seqlens, keep, use_reentrant=False, preserve_rng_state=False)
+        return self._run(x, state, cu_seqlens, keep)
+
+    def _run(
+        self, x: Tensor, state: tuple | None, cu_seqlens: Tensor | None, keep: bool
+    ) -> tuple[Tensor, tuple | None]:
         mixed, state = self.mixer(self.input_layernorm(x), state, cu_seqlens)
-        return self.finish(x, mixed), state
+        return self.finish(x, mixed), state if keep else None
 
 
 class _Stack(nn.Module):
@@ -204,13 +216,15 @@ class Decoder(nn.Module):
         logits = self.head(hidden)
         return (logits, state) if return_state else logits
 
-    def hidden(self, ids: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
-        """What the head reads, [B, T, hidden_size], and the states."""
+    def hidden(
+        self, ids: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None, keep: bool = True
+    ) -> tuple[Tensor, State]:
+        """What the head reads, [B, T, hidden_size], and the states, where they are to be kept."""
         if state is not None and len(state) != len(self.model.layers):
             raise ValueError(f"state is of {len(state)} blocks, and the model has {len(self.model.layers)}.")
         x, after = self.model.embed_tokens(ids), []
         for i, block in enumerate(self.model.layers):
-            x, kept = block(x, None if state is None else state[i], cu_seqlens)
+            x, kept = block(x, None if state is None else state[i], cu_seqlens, keep)
             after.append(kept)
         return self.model.norm(x), tuple(after)
 
@@ -218,6 +232,27 @@ class Decoder(nn.Module):
         return (
             functional.linear(hidden, self.model.embed_tokens.weight) if self.lm_head is None else self.lm_head(hidden)
         )
+
+    def loss(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        *,
+        cu_seqlens: Tensor | None = None,
+        divisor: float = 0.0,
+        predict: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The mean cross entropy, without the logits of all tokens at once.
+
+        Args:
+            ids, targets: [B, T]; targets[t] is what follows ids[t], −100 where nothing is asked.
+            divisor: what the sum over the targets is divided by. Left out: their number.
+            predict: also give the likeliest token at each target, int64 in the order of the targets.
+        """
+        hidden, _ = self.hidden(ids, None, cu_seqlens, keep=False)
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        load_floors()
+        return torch.ops.gka.head_loss(hidden, head.weight, targets, divisor, predict)
 
     @torch.no_grad()
     def score(self, ids: Tensor) -> Tensor:

@@ -16,7 +16,6 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <functional>
 #include <future>
 #include <iterator>
 #include <memory>
@@ -25,8 +24,6 @@
 #include <utility>
 
 #include "data/source.h"
-#include "data/token_file.h"
-#include "data/tokenizer.h"
 #include "models/checkpoint.h"
 #include "models/dtypes.h"
 #include "train/checkpoint.h"
@@ -38,6 +35,7 @@
 #include "train/schedule.h"
 #include "train/stop.h"
 #include "train/text.h"
+#include "train/token_files.h"
 
 namespace gka::train {
 namespace {
@@ -56,42 +54,6 @@ std::string how_to_continue(const fs::path& run) { return "`gka train " + run.st
 std::unique_ptr<data::Source> open_seeded(const Config& config, Json source, data::Split split) {
   if (!source.contains("seed")) source["seed"] = config.seed;
   return data::open_source(nlohmann::json(source), split, config.verify ? data::Verify::yes : data::Verify::no);
-}
-
-/// The first token file of a source, if it is one of token files.
-std::optional<fs::path> first_token_file(const Json& source) {
-  const auto files = source.find("files");
-  if (files == source.end() || (files->is_array() && files->empty())) return std::nullopt;
-  const auto& first = files->is_array() ? files->front() : *files;
-  const auto& path = first.is_object() && first.contains("path") ? first["path"] : first;
-  return path.is_string() ? std::optional<fs::path>(path.get<std::string>()) : std::nullopt;
-}
-
-/// The tokenizer that made the token files, for the model's folder: the copy `gka tokenize` left beside the first of
-/// them, or that of bytes, which needs none.
-std::optional<std::string> tokenizer_of(const Json& source) {
-  const auto file = first_token_file(source);
-  if (!file) return std::nullopt;
-  if (const auto beside = data::tokenizer_beside(*file); fs::exists(beside)) return read_text(beside);
-  const bool bytes = data::TokenFile(*file).header().tokenizer == data::Tokenizer::load("bytes").fingerprint();
-  return bytes ? std::optional(data::byte_tokenizer_file()) : std::nullopt;
-}
-
-/// What ends a document in the token files ends a text of the model: a configuration that was written for another
-/// tokenizer gives way, and `say` tells.
-Config with_end_token(Config config, const std::function<void(const std::string&)>& say) {
-  const auto file = first_token_file(config.data);
-  if (!file) return config;
-  const auto end = data::TokenFile(*file).header().end_of_document;
-  auto& eos = config.model["eos_token_id"];
-  const bool same = eos.is_array() ? std::ranges::find(eos, Json(end)) != eos.end() : eos == end;
-  if (end < 0 || same) return config;
-  if (!eos.is_null()) {
-    say("note: documents in " + file->string() + " end with token " + std::to_string(end) +
-        ", so that is the model's eos_token_id, not " + shown(eos));
-  }
-  eos = end;
-  return config;
 }
 
 /// The folder with weights that `from` means: a checkpoint or a model itself, or a run, whose newest checkpoint counts.
@@ -206,6 +168,12 @@ void Trainer::start_from(const fs::path& from) {
 }
 
 void Trainer::resume_from(const SavedStep& saved) {
+  if (fs::is_directory(saved.path / "distributed")) {
+    throw std::runtime_error("the checkpoint '" + saved.path.string() +
+                             "' is of several processes; `torchrun … -m gka.train " + config_.output.string() +
+                             " --resume` goes on from it, and --from " + config_.output.string() +
+                             " --set output=FOLDER starts a new run from its weights.");
+  }
   try {
     verify_folder(saved.path);
   } catch (const std::runtime_error& error) {

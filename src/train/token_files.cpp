@@ -1,0 +1,49 @@
+#include "train/token_files.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/files.h"
+#include "data/token_file.h"
+#include "data/tokenizer.h"
+
+namespace gka::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The first token file of a source, if it is one of token files.
+std::optional<fs::path> first_token_file(const Json& source) {
+  const auto files = source.find("files");
+  if (files == source.end() || (files->is_array() && files->empty())) return std::nullopt;
+  const auto& first = files->is_array() ? files->front() : *files;
+  const auto& path = first.is_object() && first.contains("path") ? first["path"] : first;
+  return path.is_string() ? std::optional<fs::path>(path.get<std::string>()) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> tokenizer_of(const Json& source) {
+  const auto file = first_token_file(source);
+  if (!file) return std::nullopt;
+  if (const auto beside = data::tokenizer_beside(*file); fs::exists(beside)) return read_text(beside);
+  const bool bytes = data::TokenFile(*file).header().tokenizer == data::Tokenizer::load("bytes").fingerprint();
+  return bytes ? std::optional(data::byte_tokenizer_file()) : std::nullopt;
+}
+
+Config with_end_token(Config config, const std::function<void(const std::string&)>& say) {
+  const auto file = first_token_file(config.data);
+  if (!file) return config;
+  const auto end = data::TokenFile(*file).header().end_of_document;
+  auto& eos = config.model["eos_token_id"];
+  const bool same = eos.is_array() ? std::ranges::find(eos, Json(end)) != eos.end() : eos == end;
+  if (end < 0 || same) return config;
+  if (!eos.is_null()) {
+    say("note: documents in " + file->string() + " end with token " + std::to_string(end) +
+        ", so that is the model's eos_token_id, not " + shown(eos));
+  }
+  eos = end;
+  return config;
+}
+
+}  // namespace gka::train
