@@ -28,6 +28,7 @@ from ._ops import (  # noqa: E402
     linear_memory,
     ridge_solve,
 )
+from ._states import gated_kalmanet_states  # noqa: E402
 from ._tokenizer import Tokenizer  # noqa: E402
 
 __version__ = _version()
@@ -57,6 +58,7 @@ __all__ = [
     "cmake_prefix_path",
     "gated_kalmanet",
     "gated_kalmanet_report",
+    "gated_kalmanet_states",
     "gated_kalmanet_step",
     "gated_rms_norm",
     "linear_memory",

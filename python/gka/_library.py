@@ -1,7 +1,9 @@
-"""Finds and loads libgka.so: the one packaged here, or the one GKA_LIBRARY names (for work on gka itself)."""
+"""Finds and loads libgka.so: the one packaged here, the one GKA_LIBRARY names (for work on gka itself), or, where this
+is a checkout on PYTHONPATH, the installed one."""
 
 import functools
 import os
+import sysconfig
 from pathlib import Path
 
 import torch
@@ -10,7 +12,11 @@ import torch
 def path() -> Path:
     """Where the library is taken from."""
     override = os.environ.get("GKA_LIBRARY")
-    return Path(override) if override else Path(__file__).parent / "lib" / "libgka.so"
+    if override:
+        return Path(override)
+    own = Path(__file__).parent / "lib" / "libgka.so"
+    installed = Path(sysconfig.get_path("platlib")) / "gka" / "lib" / "libgka.so"
+    return installed if not own.exists() and installed.exists() else own
 
 
 def _load(library: Path) -> None:

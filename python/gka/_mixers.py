@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 from . import _parts as parts
 from ._library import load_floors
@@ -51,6 +52,9 @@ class Mamba2State(NamedTuple):
 
 class Mixer(nn.Module):
     """Mixes tokens: ``forward(x, state=None, cu_seqlens=None) -> (y, state)``."""
+
+    context = None  # the other ranks of a sequence that is cut over them (gka._context)
+    first_head = 0  # of a layer whose heads are cut over ranks
 
     @torch.no_grad()
     def _step(self, x: Tensor, state: tuple) -> Tensor:
@@ -218,6 +222,8 @@ class Attention(Mixer):
         """x [B, T, hidden_size]. Packed sequences begin here and leave no state."""
         if cu_seqlens is not None and state is not None:
             raise ValueError("attention takes cu_seqlens or a state, not both: packed sequences begin with the call.")
+        if self.context is not None:
+            return self._in_context(x)
         length = None if state is None else state.length
         q, k, v, convs = self.project(x, state, cu_seqlens, positions_of(x, length, cu_seqlens))
         if cu_seqlens is not None:
@@ -232,6 +238,27 @@ class Attention(Mixer):
             k, v = k[:, -self.window :], v[:, -self.window :]
         after = AttentionState(*convs, k, v, length_after(x, length, None))
         return self.o_proj(o.flatten(-2)), after
+
+    def _in_context(self, x: Tensor) -> tuple[Tensor, None]:
+        """This rank's part of sequences that are cut over ranks; no state is left."""
+        offset = self.context.offset(x)
+        inputs = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        kept = self.context.halo(inputs, [0 if conv is None else conv.weight.shape[-1] for conv in convs])
+        q, k, v = (
+            (y if conv is None else conv(y, before, None)[0]).unflatten(-1, (-1, self.head_dim))
+            for y, conv, before in zip(inputs, convs, kept, strict=True)
+        )
+        by = self.rotary(positions_of(x, offset, None), x.dtype)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        k, v = self.context.keys_and_values(rotate(k, by), v, self.window)
+        if x.is_cuda and self.window is None:
+            mask = causal_lower_right(q.shape[1], k.shape[1])  # of a whole one no memory is left for long sequences
+        else:
+            mask = self._mask(q.shape[1], k.shape[1], x.device)
+        o = self.attend(rotate(q, by), k, v, mask)
+        return self.o_proj(o.flatten(-2)), None
 
     def step(self, x: Tensor, state: AttentionState) -> Tensor:
         raise TypeError(
@@ -665,7 +692,7 @@ class RetNet(_Adding):
         return rotate(heads, by)
 
     def _decay(self, x: Tensor) -> Tensor:
-        heads = torch.arange(self.heads, dtype=torch.float64, device=x.device)
+        heads = torch.arange(self.heads, dtype=torch.float64, device=x.device) + self.first_head
         return torch.log1p(-torch.exp2(-5.0 - heads)).to(parts.wide(x)).expand(*x.shape[:-1], -1)
 
 

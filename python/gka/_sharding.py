@@ -4,6 +4,8 @@ Small vectors (norms, decays) stay whole on every rank and in float32, whatever 
 has no room in 16 bits.
 """
 
+import logging
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -61,6 +63,10 @@ class Sharded:
         dist.all_reduce(flat, group=self.ranks.group("shard"))
         for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(summed.view_as(gradient))
+
+    def gradients(self) -> list[Tensor]:
+        """This rank's parts of those there are."""
+        return [local(parameter.grad) for parameter in self.parameters.values() if parameter.grad is not None]
 
     def _copies(self, name: str) -> int:
         """On how many ranks the same numbers of a parameter lie."""
@@ -124,6 +130,9 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
         place = mesh.get_local_rank()
         whole = pieces[place] if place < len(pieces) else whole.narrow(dim, 0, 0)
     return whole
+
+
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # of two gathers where one would do
 
 
 def whole_of(tensor: Tensor) -> Tensor:

@@ -187,6 +187,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = c = config if "prefixes" in config else read_config(config)
         factory = {"device": device, "dtype": dtype}
+        self.share: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
         self.model = _Stack(c, **factory)
         self.lm_head = None
         if not c["tie_word_embeddings"]:
@@ -250,9 +251,11 @@ class Decoder(nn.Module):
             predict: also give the likeliest token at each target, int64 in the order of the targets.
         """
         hidden, _ = self.hidden(ids, None, cu_seqlens, keep=False)
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        weight = (self.model.embed_tokens if self.lm_head is None else self.lm_head).weight
+        if self.share is not None:  # ranks that have the same tokens take a part each
+            hidden, weight, targets = self.share(hidden, weight, targets)
         load_floors()
-        return torch.ops.gka.head_loss(hidden, head.weight, targets, divisor, predict)
+        return torch.ops.gka.head_loss(hidden, weight, targets, divisor, predict)
 
     @torch.no_grad()
     def score(self, ids: Tensor) -> Tensor:

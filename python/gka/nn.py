@@ -37,6 +37,7 @@ from ._mixers import (
 )
 from ._ops import gated_kalmanet, gated_kalmanet_step, linear_memory, ridge_solve
 from ._parts import Norm, ShortConv
+from ._states import gated_kalmanet_states
 
 __all__ = [
     "Attention",
@@ -233,15 +234,21 @@ class GatedKalmaNet(Mixer):
         With ``cu_seqlens`` [N+1] x is one row of N packed sequences, and the state has N entries.
         """
         before = state or State(None, None, None, None, None)
-        q, conv_q = self._project(self.q_proj, self.q_conv1d, x, before.conv_q, cu_seqlens, self.key_dim, True)
-        k, conv_k = self._project(
-            self.k_proj, self.k_conv1d, x, before.conv_k, cu_seqlens, self.key_dim, self._unit_keys
-        )
-        v, conv_v = self._project(self.v_proj, self.v_conv1d, x, before.conv_v, cu_seqlens, self.value_dim, False)
+        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        inputs = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
+        kept = before[:3]
+        if self.context is not None:
+            kept = self.context.halo(inputs, [0 if conv is None else conv.weight.shape[-1] for conv in convs])
+        q, conv_q = self._shape(self.q_conv1d, inputs[0], kept[0], cu_seqlens, self.key_dim, True)
+        k, conv_k = self._shape(self.k_conv1d, inputs[1], kept[1], cu_seqlens, self.key_dim, self._unit_keys)
+        v, conv_v = self._shape(self.v_conv1d, inputs[2], kept[2], cu_seqlens, self.value_dim, False)
         q, k, v = self._expand("q", q), self._expand("k", k), self._expand("v", v)
         if not self._unit_keys:
             k = parts.unit(k, "divide")
-        o, h, u = self._remember(q, k, v, self._gates(x), before, cu_seqlens)
+        gates = self._gates(x)
+        if self.context is not None:
+            before = before._replace(**self._past(k, v, gates))
+        o, h, u = self._remember(q, k, v, gates, before, cu_seqlens)
         return self._output(o, x), State(conv_q, conv_k, conv_v, h, u)
 
     @torch.no_grad()
@@ -280,22 +287,31 @@ class GatedKalmaNet(Mixer):
         )
         return self._output(o, x)
 
-    def _project(
+    def _shape(
         self,
-        projection: nn.Linear,
         conv: ShortConv | None,
-        x: Tensor,
+        y: Tensor,
         state: Tensor | None,
         cu_seqlens: Tensor | None,
         size: int,
         unit: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        y = projection(x)
+        """Convolution where there is one, heads, unit length."""
         if conv is not None:
             y, state = conv(y, state, cu_seqlens)
             return y.unflatten(-1, (-1, size)), state
         y = y.unflatten(-1, (-1, size))
         return parts.unit(y, "divide") if unit else y, None
+
+    def _past(self, k: Tensor, v: Tensor, gates: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """What the memory holds where this rank's tokens begin."""
+        c, decay, beta = self.config, gates["log_decay"], gates["beta"]
+        h, u, faded = gated_kalmanet_states(k, v, decay, beta, decay_keys=c.use_forgetting_gate_kk)
+        if c.sketch_dim and c.num_iter:
+            low = torch.einsum("...hd,hsd->...hs", k, self.sketch.to(k.dtype))
+            h = gated_kalmanet_states(low, low, decay if c.use_forgetting_gate_kk else None, beta)[0]
+        h, u = self.context.past(h if c.num_iter else None, u, faded, c.use_forgetting_gate_kk)
+        return {"h": h, "u": u}
 
     def _expand(self, name: str, x: Tensor) -> Tensor:
         return parts.expand_heads(self, name, x, self.heads)

@@ -23,9 +23,11 @@ from torch import Tensor
 
 from . import _run_folder as folders
 from ._adamw import AdamW, local
+from ._context import cut_sequence
 from ._library import load_floors
 from ._ranks import Ranks, Refusal, sentence_of
 from ._sharding import Sharded
+from ._tensor import cut_heads
 from ._watchdog import Watchdog
 from .models import Decoder, read_config
 
@@ -41,6 +43,7 @@ class Batch:
     inputs: Tensor
     targets: Tensor
     cu_seqlens: Tensor | None
+    row_targets: Tensor  # of its rows, with the tokens that other ranks have
 
 
 @dataclass
@@ -100,12 +103,37 @@ class Reader:
         rows = self.plan.micro_batch // self.ranks.data
         place = self.ranks.place("data")
         if bounds is None:
-            mine = slice(place * rows, (place + 1) * rows)
-            return Batch(inputs[mine], targets[mine], None)
+            inputs, whole = (tensor[place * rows : (place + 1) * rows] for tensor in (inputs, targets))
+            tokens = self.tokens_of(whole)
+            return Batch(inputs[:, tokens], whole[:, tokens], None, whole)
         length = inputs.shape[1] // self.plan.micro_batch * rows
         first, last = place * length, (place + 1) * length
         bounds = bounds[(bounds >= first) & (bounds <= last)] - first
-        return Batch(inputs[:, first:last], targets[:, first:last], bounds)
+        targets = targets[:, first:last]
+        return Batch(inputs[:, first:last], targets, bounds, targets)
+
+    def tokens_of(self, rows: Tensor) -> slice:
+        """Those of a sequence that this rank has."""
+        count, ranks = rows.shape[1], self.ranks.context
+        if count % ranks:
+            raise Refusal(f"sequences have {count} tokens, which {ranks} context-parallel ranks cannot share.")
+        place = self.ranks.place("context")
+        return slice(count // ranks * place, count // ranks * (place + 1))
+
+    def whole_prediction(self, part: Batch, predicted: Tensor) -> Tensor:
+        """Of every target of the rows, from what each rank that has a part of them predicted."""
+        targets, ranks = part.row_targets, self.ranks
+        places = torch.arange(targets.numel()).view_as(targets)[:, self.tokens_of(targets)].flatten()
+        count, first = len(places), ranks.place("tensor")
+        places = places[count * first // ranks.tensor : count * (first + 1) // ranks.tensor]
+        places = places[targets.flatten()[places] != IGNORED].to(predicted.device)
+        whole = torch.zeros(targets.numel(), dtype=torch.long, device=predicted.device).index_copy_(
+            0, places, predicted
+        )
+        for name in ("context", "tensor"):
+            if ranks.mesh[name].size() > 1:
+                ranks.sum(whole, name)
+        return whole.view_as(targets).cpu()
 
     def next_whole(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.source.next(self.plan.micro_batch, self.plan.length)
@@ -200,6 +228,8 @@ class Trainer:
                 f"batch_tokens / (length × accumulation) is {plan.micro_batch} sequences, which {ranks.data} "
                 f"data-parallel ranks cannot share; it takes a multiple of {ranks.data}."
             )
+        if ranks.context > 1 and plan.data.get("packed"):
+            raise Refusal("data.packed is true, and packed sequences are not cut over context-parallel ranks.")
         if plan.cuda_graph:
             raise Refusal("cuda_graph=true is for one process: `gka train`; set it to false for several.")
 
@@ -220,9 +250,16 @@ class Trainer:
             )
 
     def _build(self) -> Sharded:
-        model = Decoder(self.config, device="meta", dtype=self.dtype)
+        try:
+            model = Decoder(self.config, device="meta", dtype=self.dtype)
+        except ValueError as error:
+            raise Refusal(sentence_of(error)) from None
         for block in model.model.layers:
             block.recompute = self.plan.checkpoint_activations
+        if self.ranks.tensor > 1:
+            cut_heads(model, self.ranks.mesh["tensor"])
+        if self.ranks.context > 1:
+            cut_sequence(model, self.ranks.group("context"))
         return Sharded(model, self.ranks, self.compute, self.dtype)
 
     # -- where the weights come from
@@ -334,22 +371,23 @@ class Trainer:
         self.watchdog.at(self.step, "computing")
         loss = self._backward(step)
         stop = torch.tensor(float(self.signals.received != 0), dtype=torch.float64, device=loss.device)
-        sums = self.ranks.sum(torch.stack([loss, self.sharded.gradient_square() * self.ranks.tensor, stop]))
+        sums = self.ranks.sum(torch.stack([loss, self.sharded.gradient_square(), stop]))
         loss_sum, square, stops = sums.tolist()  # the one moment a step waits for a GPU
-        loss_sum, length = loss_sum / self.ranks.tensor, math.sqrt(square / self.ranks.tensor)
+        length = math.sqrt(square)
         rate = self.plan.learning_rate_at(self.step)
         if not (math.isfinite(loss_sum) and math.isfinite(length)):
             self._explain_not_finite(loss_sum)
         if self.plan.clip > 0 and (factor := self.plan.clip / (length + 1e-6)) < 1:
-            torch._foreach_mul_([local(p.grad) for p in self.sharded.parameters.values()], factor)
+            torch._foreach_mul_(self.sharded.gradients(), factor)
         self.optimiser.step(rate)
         self.tokens += step.tokens
         measured = {"loss": loss_sum, "learning_rate": rate, "gradient_norm": length, "batch": step.tokens}
         return measured, stops > 0
 
     def _explain_not_finite(self, loss: float) -> None:
-        names = list(self.sharded.parameters)
-        broken = [i for i, n in enumerate(names) if not bool(local(self.sharded.parameters[n].grad).isfinite().all())]
+        names, parameters = list(self.sharded.parameters), list(self.sharded.parameters.values())
+        there = [i for i, parameter in enumerate(parameters) if parameter.grad is not None]
+        broken = [i for i in there if not bool(local(parameters[i].grad).isfinite().all())]
         last = torch.tensor(float(max(broken, default=-1)), dtype=torch.float64, device=self.ranks.device)
         dist.all_reduce(last, op=dist.ReduceOp.MAX)
         # The backward pass goes from the last parameter to the first.
@@ -373,9 +411,11 @@ class Trainer:
             self.watchdog.at(self.step, "evaluating")
             part = reader.part(*reader.next_whole())
             loss, predicted = self._loss(part, 1.0, predict=True)
-            right = torch.ops.gka.count_right(predicted.cpu(), part.targets)
+            right = torch.ops.gka.count_right(reader.whole_prediction(part, predicted), part.row_targets)
+            if self.ranks.place("context") or self.ranks.place("tensor"):  # others count the same rows
+                right = [0] * 4
             counts += torch.tensor([float(loss), *right], dtype=torch.float64).to(counts.device)
-        loss, tokens, right_tokens, answers, right_answers = (self.ranks.sum(counts) / self.ranks.tensor).tolist()
+        loss, tokens, right_tokens, answers, right_answers = self.ranks.sum(counts).tolist()
         right, asked = (right_answers, answers) if reader.is_task else (right_tokens, tokens)
         return {"eval_loss": loss / max(1.0, tokens), "eval_accuracy": right / asked if asked else 0.0}
 
@@ -585,6 +625,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="continue the run; the number of ranks may differ")
     parser.add_argument("--from", dest="source", metavar="FOLDER", help="start from a checkpoint, run or model")
     parser.add_argument("--no-verify", action="store_true", help="take token files as they are")
+    parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share the heads (1)")
+    parser.add_argument("--context-parallel", type=int, default=1, metavar="N", help="ranks that share a sequence (1)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds a rank may stand still (600)")
     return parser.parse_args(arguments)
 
@@ -602,7 +644,8 @@ def main(arguments: list[str] | None = None) -> int:
             device = choose_device(plan.device)
         except RuntimeError as error:
             raise Refusal(sentence_of(error)) from None
-        ranks = Ranks(device, timeout=options.timeout + 60)
+        cut = {"context": options.context_parallel, "tensor": options.tensor_parallel}
+        ranks = Ranks(device, **cut, timeout=options.timeout + 60)
         finished = train(plan, ranks, resume=options.resume, timeout=options.timeout)
         dist.destroy_process_group()
         return 0 if finished else STOPPED

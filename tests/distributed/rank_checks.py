@@ -3,8 +3,11 @@
 import os
 
 import torch
+import torch.distributed as dist
 
-from gka import train
+import gka
+from gka import _collectives, train
+from gka._context import Context, cut_sequence
 from gka._library import load_floors
 from gka._ranks import Ranks, Refusal
 
@@ -32,3 +35,55 @@ def train_run(folder, file, assignments=(), resume=False, stop_after=0, **cut):
     finally:
         if stop_after and ranks is not None and ranks.rank == ranks.size - 1:
             train.Trainer._take_step = take
+
+
+def _gap(got, want):
+    return ((got - want).norm() / want.norm().clamp_min(1)).item()
+
+
+def layer_in_context(make, tokens=24, batch=2):
+    """A layer on a sequence that is cut over the ranks, against the same on the whole: the largest difference of the
+    output, of the input's gradient and of every parameter's, and what this rank has sent."""
+    kind, arguments = make
+    ranks = dist.get_world_size()
+    torch.manual_seed(0)
+    layer = getattr(gka.nn, kind)(**arguments, dtype=torch.float64)
+    if not arguments.get("num_iter", 1):
+        layer.alpha_proj.requires_grad_(False)  # nothing asks for it
+    learned = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    x = torch.randn(batch, tokens, arguments["hidden_size"], dtype=torch.float64, requires_grad=True)
+    reached = torch.randn(batch, tokens, arguments["hidden_size"], dtype=torch.float64)
+    whole, _ = layer(x)
+    wanted = torch.autograd.grad(whole, [x, *learned], reached)
+
+    place = dist.get_rank()
+    mine = slice(tokens // ranks * place, tokens // ranks * (place + 1))
+    layer.context = Context(dist.group.WORLD)
+    part = x.detach()[:, mine].clone().requires_grad_()
+    sent, gather = [], _collectives.gather
+    try:
+        _collectives.gather = lambda tensor, group: (sent.append(tensor.numel()), gather(tensor, group))[1]
+        y, _ = layer(part)
+        forward = sum(sent)
+        got = list(torch.autograd.grad(y, [part, *learned], reached[:, mine]))
+    finally:
+        _collectives.gather = gather
+    for gradient in got[1:]:
+        dist.all_reduce(gradient)
+    gaps = [_gap(y, whole[:, mine]), _gap(got[0], wanted[0][:, mine])]
+    gaps += [_gap(a, b) for a, b in zip(got[1:], wanted[1:], strict=True)]
+    return max(gaps), forward, sum(sent) - forward
+
+
+def refuse_context(pattern):
+    config = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
+    config |= {"num_hidden_layers": 1, "num_key_value_heads": 2, "hybrid_override_pattern": pattern}
+    config["mamba2_config"] = {"head_dim": 8}
+    try:
+        cut_sequence(gka.models.Decoder(config, device="meta"), dist.group.WORLD)
+    except Refusal as error:
+        return str(error)
+    return ""

@@ -1,6 +1,8 @@
 """What is installed works by itself, and holds what it should and nothing else."""
 
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from commands import run
@@ -93,3 +95,18 @@ def test_code_for_an_instruction_set_shows_only_names_of_its_own(build_dir, isa)
     own = f"_ZN3gka7kernels3cpu{len(isa)}{isa}"
     assert names, "nothing is visible at all"
     assert [name for name in names if not name.startswith(own)] == []
+
+
+def test_a_checkout_on_the_python_path_uses_what_is_installed(root, tmp_path):
+    """It has neither the library nor the program, and comes before the package that has them."""
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root / "python")}
+    command = Path(sys.executable).parent / "gka"
+    assert run(command, "--version", cwd=tmp_path, env=environment).stdout == f"gka {gka.__version__}\n"
+    asked = "import gka; print(gka.__file__, gka.__version__)"
+    said = run(sys.executable, "-c", asked, cwd=tmp_path, env=environment).stdout.split()
+    assert said == [str(root / "python/gka/__init__.py"), gka.__version__]
+
+
+def test_the_command_does_not_wait_for_torch(tmp_path):
+    asked = "import gka_command, sys; print('torch' in sys.modules, gka_command.binary().is_file())"
+    assert run(sys.executable, "-c", asked, cwd=tmp_path).stdout.split() == ["False", "True"]

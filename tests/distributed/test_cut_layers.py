@@ -1,0 +1,98 @@
+"""Heads and sequences cut over ranks: the same numbers as one process, forward and backward."""
+
+import json
+
+import pytest
+from test_training_on_ranks import RECALL, difference, gka_train
+
+GKA = {"hidden_size": 24, "head_dim": 8, "num_q_heads": 4, "num_k_heads": 2, "num_v_heads": 2}
+ATTENTION = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+
+LAYERS = {
+    "as published": ("GatedKalmaNet", GKA),
+    "values wider than keys": ("GatedKalmaNet", GKA | {"expand_v": 2.0, "beta_weight": "paper"}),
+    "keys that do not fade": ("GatedKalmaNet", GKA | {"use_forgetting_gate_kk": False}),
+    "nothing fades": ("GatedKalmaNet", GKA | {"use_forgetting_gate": False, "use_beta_gate": False}),
+    "a sketch": ("GatedKalmaNet", GKA | {"sketch_dim": 4}),
+    "no solve": ("GatedKalmaNet", GKA | {"num_iter": 0}),
+    "no convolution of values": ("GatedKalmaNet", GKA | {"use_v_conv": False, "conv_size": 3}),
+    "no convolution, low-rank keys": ("GatedKalmaNet", GKA | {"conv_size": 0, "kv_proj_rank": 3}),
+    "attention": ("Attention", ATTENTION),
+    "attention with convolutions": ("Attention", ATTENTION | {"conv_size": 4, "attention_bias": True}),
+    "a window within the neighbour": ("Attention", ATTENTION | {"sliding_window": 5}),
+    "a window over several ranks": ("Attention", ATTENTION | {"sliding_window": 9}),
+    "a window of one token": ("Attention", ATTENTION | {"sliding_window": 1}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_on_four_pieces_of_a_sequence_is_the_layer_on_the_whole(pool, name):
+    for gap, _, _ in pool.run("layer_in_context", 4, make=LAYERS[name]):
+        assert gap < 1e-12
+
+
+def test_a_memory_sends_one_state_and_as_much_back_whatever_the_length(pool):
+    """docs/distributed.md states it: batch × heads × (D² + DV), and one number per head for the decay."""
+    state, decays = 2 * 4 * (8 * 8 + 8 * 8), 2 * 4
+    for tokens in (24, 96):
+        for _, forward, backward in pool.run("layer_in_context", 2, make=LAYERS["as published"], tokens=tokens):
+            assert (forward, backward) == (state + decays, state)
+
+
+@pytest.mark.parametrize("pattern", ["GDN", "M2", "KDA"])
+def test_a_layer_whose_sequences_cannot_be_cut_is_named(pool, pattern):
+    for sentence in pool.run("refuse_context", 2, pattern=pattern):
+        assert f"layer 0 is {pattern}, and sequences are cut over ranks for GKA and attention layers alone" in sentence
+
+
+CUTS = {
+    "heads of every kind of layer": (2, {"tensor": 2}, "GKA-*-SWA-GDN-KDA-MESA-GLA-RET-LA-DN"),
+    "rows and heads": (4, {"tensor": 2}, "GKA-*"),
+    "rows and sequences": (4, {"context": 2}, "GKA-SWA-*"),
+    "sequences and heads": (4, {"context": 2, "tensor": 2}, "GKA-*"),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_run_that_is_cut_trains_as_one_process_does(pool, tmp_path, name):
+    ranks, cut, pattern = CUTS[name]
+    model = RECALL["model"] | {"hybrid_override_pattern": pattern, "num_hidden_layers": pattern.count("-") + 1}
+    model |= {"sliding_window": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
+    settings = RECALL | {"model": model, "steps": 3, "eval_every": 3, "clip": 0.5}
+    (tmp_path / "cut.json").write_text(json.dumps(settings))
+    done = gka_train(tmp_path, "cut.json", "--set", "output=one")
+    assert done.returncode == 0, done.stderr
+    assignments = ["output=many", "checkpoint_activations=true"]
+    settings = {"folder": tmp_path, "file": "cut.json", "assignments": assignments}
+    assert pool.run("train_run", ranks, **settings, **cut) == [True] * ranks
+    assert difference(tmp_path / "one", tmp_path / "many") < 1e-9
+
+
+def test_a_cut_run_goes_on_uncut(pool, tmp_path):
+    model = RECALL["model"] | {"hybrid_override_pattern": "GKA-*-GKA"}
+    (tmp_path / "cut.json").write_text(json.dumps(RECALL | {"model": model, "steps": 8, "eval_every": 0}))
+    assert gka_train(tmp_path, "cut.json", "--set", "output=one").returncode == 0
+    settings = {"folder": tmp_path, "file": "cut.json", "assignments": ["output=many"]}
+    assert pool.run("train_run", 4, stop_after=3, context=2, tensor=2, **settings) == [False] * 4
+    assert pool.run("train_run", 2, stop_after=5, resume=True, **settings) == [False] * 2
+    assert pool.run("train_run", 4, resume=True, tensor=2, **settings) == [True] * 4
+    assert difference(tmp_path / "one", tmp_path / "many") < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("changes", "cut", "sentence"),
+    [
+        ({}, {"tensor": 4}, "layer 0 has 2 k heads, which 4 tensor-parallel ranks cannot share"),
+        (
+            {"hybrid_override_pattern": "M2-*-*", "mamba2_config": {"head_dim": 8}},
+            {"tensor": 2},
+            "layer 0 is M2, whose heads share their keys",
+        ),
+        ({"gka_config": {"kv_proj_rank": 2}}, {"tensor": 2}, "layer 0 has kv_proj_rank, which mixes heads"),
+        ({"intermediate_size": 23}, {"tensor": 2}, "intermediate_size is 23, which 2 tensor-parallel ranks"),
+    ],
+)
+def test_heads_that_cannot_be_cut_are_named(pool, tmp_path, changes, cut, sentence):
+    (tmp_path / "cut.json").write_text(json.dumps(RECALL | {"model": RECALL["model"] | changes}))
+    for said in pool.run("train_run", 4, folder=tmp_path, file="cut.json", **cut):
+        assert sentence in str(said)
