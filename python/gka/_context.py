@@ -32,8 +32,8 @@ class Context:
         for x, reach in wanted:
             if x.shape[1] < reach:
                 raise ValueError(
-                    f"each context rank has {x.shape[1]} tokens, and a convolution of {reach + 1} reaches back {reach}: "
-                    "use fewer context ranks or longer sequences."
+                    f"each context rank has {x.shape[1]} tokens, and a convolution of {reach + 1} reaches back {reach};"
+                    " use fewer context ranks or longer sequences."
                 )
         tails = [x[:, x.shape[1] - reach :].transpose(1, 2).flatten(1) for x, reach in wanted]
         received = shift(torch.cat(tails, 1), self.group).split([tail.shape[1] for tail in tails], 1)
