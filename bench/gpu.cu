@@ -112,6 +112,10 @@ std::vector<NamedCase> accuracy_cases() {
   return {
       {"SiLU keys", base},
       with("keys anywhere", [](auto& s) { s.keys = Keys::spread; }),
+      with("shared direction", [](auto& s) { s.keys = Keys::shared; }),
+      with("shared, few tokens", [](auto& s) { s.keys = Keys::shared, s.tokens = 100; }),
+      with("shared, fast decay",
+           [](auto& s) { s.keys = Keys::shared, s.weakest_decay = 0.05, s.strongest_decay = 0.5; }),
       with("no gates", [](auto& s) { s.log_decay = s.beta = s.alpha = false; }),
       with("strong decay", [](auto& s) { s.weakest_decay = 0.1, s.strongest_decay = 6; }),
       with("forgets and skips", [](auto& s) { s.forget = 0.02, s.skip = 0.2, s.keep = 0.2, s.strongest_decay = 0.5; }),
@@ -124,10 +128,17 @@ std::vector<NamedCase> accuracy_cases() {
       with("D 256, V 256", [](auto& s) { s.key_dim = s.value_dim = 256, s.tokens = 200, s.heads = 1; }),
       with("odd sizes", [](auto& s) { s.batch = 2, s.tokens = 77, s.key_dim = 45, s.value_dim = 37; }),
       with("D 64, V 192", [](auto& s) { s.key_dim = 64, s.value_dim = 192, s.tokens = 300; }),
+      with("5 iterations", [](auto& s) { s.options.iterations = 5; }),
       with("12 iterations", [](auto& s) { s.options.iterations = 12; }),
+      with("12, strong decay",
+           [](auto& s) { s.options.iterations = 12, s.weakest_decay = 0.1, s.strongest_decay = 6; }),
       with("13, unrefined", [](auto& s) { s.options.iterations = 13, s.options.refine = false; }),
       with("float16", [](auto& s) { s.dtype = DType::float16; }),
       with("ridge 0.1", [](auto& s) { s.options.ridge = 0.1; }),
+      with("ridge 0.012", [](auto& s) { s.options.ridge = 0.012; }),
+      with("ridge 0.005", [](auto& s) { s.options.ridge = 0.005; }),
+      with("0.005, strong decay",
+           [](auto& s) { s.options.ridge = 0.005, s.weakest_decay = 0.1, s.strongest_decay = 6; }),
   };
 }
 
@@ -273,15 +284,20 @@ __device__ float normal(std::uint64_t n, std::uint64_t seed) {
   return sqrtf(-2 * logf(uniform(2 * n, seed))) * cospif(2 * uniform(2 * n + 1, seed));
 }
 
-/// One warp per row: unit vectors of SiLU of a Gaussian, as the block makes keys and queries, or plain Gaussians.
-__global__ void fill_rows(void* out, bool float32, std::int64_t rows, int width, std::uint64_t seed, bool unit) {
+/// What the numbers of a row are: Gaussians; the same as a unit vector; SiLU of them as a unit vector, as the block
+/// makes keys and queries; a unit vector plus 0.7 of one that all share, normalised.
+enum class Numbers { gaussian, sphere, silu, shared };
+
+/// One warp per row.
+__global__ void fill_rows(void* out, bool float32, std::int64_t rows, int width, std::uint64_t seed, Numbers kind) {
   const std::int64_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   if (row >= rows) return;
   const int lane = threadIdx.x % 32;
   float sum = 0;
+  const bool unit = kind != Numbers::gaussian;
   const auto value = [&](int c) {
     const float n = normal(static_cast<std::uint64_t>(row * width + c), seed);
-    return unit ? n / (1 + expf(-n)) : n;
+    return kind == Numbers::silu ? n / (1 + expf(-n)) : kind == Numbers::shared ? n + (c % 3 == 0 ? -0.7f : 0.7f) : n;
   };
   for (int c = lane; c < width; c += 32) sum += value(c) * value(c);
   for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
@@ -307,6 +323,7 @@ __global__ void fill_gates(float* out, std::int64_t n, std::uint64_t seed, int k
 struct Shape {
   std::int64_t batch, tokens, heads, dim;
   DType dtype = DType::bfloat16;
+  Numbers keys = Numbers::silu;
 };
 
 struct Buffers {
@@ -317,11 +334,11 @@ struct Buffers {
 
 Buffers make_buffers(Pool& pool, const Shape& s, std::uint64_t seed) {
   const std::int64_t n = s.batch * s.tokens * s.heads;
-  const auto rows = [&](bool unit, std::uint64_t which) {
+  const auto rows = [&](Numbers kind, std::uint64_t which) {
     const bool float32 = s.dtype == DType::float32;
     void* data = pool.take(static_cast<std::size_t>(n * s.dim * (float32 ? 4 : 2)));
     fill_rows<<<static_cast<unsigned>((n + 7) / 8), 256>>>(data, float32, n, static_cast<int>(s.dim), seed * 16 + which,
-                                                           unit);
+                                                           kind);
     return View{data, s.dtype, s.tokens * s.heads * s.dim, s.heads * s.dim, s.dim};
   };
   const auto gate = [&](int kind, std::uint64_t which) {
@@ -336,23 +353,23 @@ Buffers make_buffers(Pool& pool, const Shape& s, std::uint64_t seed) {
                .key_dim = s.dim,
                .value_dim = s.dim,
                .sequences = s.batch,
-               .q = rows(true, 0),
-               .k = rows(true, 1),
-               .v = rows(false, 2),
+               .q = rows(Numbers::silu, 0),
+               .k = rows(s.keys, 1),
+               .v = rows(Numbers::gaussian, 2),
                .log_decay = gate(0, 3),
                .beta = gate(1, 4),
                .alpha = gate(1, 5)};
   const std::int64_t segments = saved_segments(false, s.batch, s.tokens, s.batch) * s.heads * s.dim * s.dim * 4;
-  b.infer.o = rows(false, 6);
+  b.infer.o = rows(Numbers::gaussian, 6);
   b.train.o = b.infer.o;
   b.train.saved = {.x = pool.take(static_cast<std::size_t>(n * s.dim * 4)),
                    .norm = static_cast<double*>(pool.take(static_cast<std::size_t>(n * 8))),
                    .h = pool.take(static_cast<std::size_t>(segments)),
                    .u = pool.take(static_cast<std::size_t>(segments))};
-  b.gradients = {.d_o = rows(false, 7),
-                 .d_q = rows(false, 8),
-                 .d_k = rows(false, 9),
-                 .d_v = rows(false, 10),
+  b.gradients = {.d_o = rows(Numbers::gaussian, 7),
+                 .d_q = rows(Numbers::gaussian, 8),
+                 .d_k = rows(Numbers::gaussian, 9),
+                 .d_v = rows(Numbers::gaussian, 10),
                  .d_log_decay = gate(1, 11),
                  .d_beta = gate(1, 12),
                  .d_alpha = gate(1, 13)};
@@ -385,9 +402,15 @@ struct Row {
   double published_forward, published_both, target_forward, target_both;
 };
 constexpr Row kRows[] = {
-    {"B4 T2048", {4, 2048, 8, 128}, 0.83, 2.88, 0.35, 0.95},  {"B4 T4096", {4, 4096, 8, 128}, 1.43, 4.28, 0.60, 1.5},
-    {"B4 T8192", {4, 8192, 8, 128}, 2.38, 7.49, 1.10, 2.8},   {"B4 T16384", {4, 16384, 8, 128}, 4.34, 14.29, 2.0, 5.0},
+    {"B4 T2048", {4, 2048, 8, 128}, 0.83, 2.88, 0.35, 0.95},
+    {"B4 T4096", {4, 4096, 8, 128}, 1.43, 4.28, 0.60, 1.5},
+    {"B4 T8192", {4, 8192, 8, 128}, 2.38, 7.49, 1.10, 2.8},
+    {"B4 T16384", {4, 16384, 8, 128}, 4.34, 14.29, 2.0, 5.0},
     {"B1 T65536", {1, 65536, 8, 128}, 5.36, 20.13, 2.4, 6.0},
+    {"unit keys", {4, 4096, 8, 128, DType::bfloat16, Numbers::sphere}, 0, 0, 0, 0},
+    {"shared", {4, 4096, 8, 128, DType::bfloat16, Numbers::shared}, 0, 0, 0, 0},
+    {"unit 16K", {4, 16384, 8, 128, DType::bfloat16, Numbers::sphere}, 0, 0, 0, 0},
+    {"shared 16K", {4, 16384, 8, 128, DType::bfloat16, Numbers::shared}, 0, 0, 0, 0},
 };
 /// What only the plain path takes: nothing is published, and the targets are our own.
 constexpr Row kPlainRows[] = {

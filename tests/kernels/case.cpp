@@ -25,7 +25,8 @@ constexpr std::array<std::pair<Part, const char*>, 3> kPartNames{
     {{Part::both, "both"}, {Part::solve, "solve"}, {Part::memory, "memory"}}};
 constexpr std::array<std::pair<Layout, const char*>, 3> kLayoutNames{
     {{Layout::contiguous, "contiguous"}, {Layout::padded, "padded"}, {Layout::heads_first, "heads_first"}}};
-constexpr std::array<std::pair<Keys, const char*>, 2> kKeysNames{{{Keys::spread, "spread"}, {Keys::silu, "silu"}}};
+constexpr std::array<std::pair<Keys, const char*>, 3> kKeysNames{
+    {{Keys::spread, "spread"}, {Keys::silu, "silu"}, {Keys::shared, "shared"}}};
 
 template <typename Table, typename Enum>
 const char* look_up(const Table& table, Enum value) {
@@ -78,6 +79,17 @@ void fill(Array& array, Draw draw) {
   });
 }
 
+/// Adds 0.7 |vector| of a direction that is always the same; `square` is |vector|², the result what becomes of it.
+double share_direction(std::vector<double>& vector, double square) {
+  const double by = 0.7 * std::sqrt(square / static_cast<double>(vector.size()));
+  double sum = 0.0;
+  for (std::size_t l = 0; l < vector.size(); ++l) {
+    vector[l] += l % 3 == 0 ? -by : by;
+    sum += vector[l] * vector[l];
+  }
+  return sum;
+}
+
 void fill_unit_vectors(Array& array, Keys keys, Random& random) {
   const std::int64_t dim = array.shape()[3];
   std::vector<double> vector(static_cast<std::size_t>(dim));
@@ -88,6 +100,7 @@ void fill_unit_vectors(Array& array, Keys keys, Random& random) {
       value = keys == Keys::silu ? normal / (1.0 + std::exp(-normal)) : normal;
       square += value * value;
     }
+    if (keys == Keys::shared) square = share_direction(vector, square);
     for (std::int64_t l = 0; l < dim; ++l) {
       array.set(i, j, k, l, vector[static_cast<std::size_t>(l)] / std::sqrt(square));
     }

@@ -26,6 +26,7 @@ enum class Layout : std::uint8_t {
 enum class Keys : std::uint8_t {
   spread,  // anywhere on the sphere
   silu,    // SiLU of a Gaussian, normalised: mostly positive, so all share a direction and H is badly conditioned
+  shared,  // anywhere plus 0.7 of one unit vector, normalised: as keys are in trained models
 };
 
 struct CaseSpec {

@@ -63,7 +63,7 @@ TEST(Choice, WhatHopperDoesNotCarryIsThePlainPathsAndSaysWhy) {
 
 TEST(Choice, FewIterationsAreHoppersWhereNothingIsToBeRefined) {
   Problem p = usual();
-  p.options.iterations = 10;
+  p.options.iterations = 3;
   p.options.refine = false;
   EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
 }

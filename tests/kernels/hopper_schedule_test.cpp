@@ -55,10 +55,11 @@ class HopperSchedule : public testing::TestWithParam<double> {};
 
 TEST_P(HopperSchedule, IsChebyshev) {
   const double ridge = GetParam();
-  for (const int iterations : {0, 1, 2, 7, 12, 13, 20, 21, 30, 31, 64}) {
+  for (const int iterations : {0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 19, 20, 21, 30, 31, 64}) {
     for (const bool refine : {false, true}) {
       const auto schedules = cuda::hopper::make_schedules(ridge, iterations, refine, 128);
-      EXPECT_EQ(schedules.may_refine, refine && iterations >= cuda::hopper::kBudget);
+      EXPECT_EQ(schedules.may_refine, refine && iterations >= cuda::hopper::kFewestRefined);
+      EXPECT_TRUE(iterations >= cuda::hopper::kBudget || schedules.of[0].last[0] == iterations);
       for (const Schedule& s : {schedules.of[0], schedules.of[1]}) {
         const int steps = s.last[s.stages - 1];
         EXPECT_LE(steps, iterations);

@@ -31,7 +31,8 @@ TEST(Saved, NothingOfTheTilesOverlaps) {
   EXPECT_EQ(tiles.h_norm(), 10 * hopper::SavedTiles::kTileBytes);
   EXPECT_EQ(tiles.h_trace() - tiles.h_norm(), 40);
   EXPECT_EQ(tiles.u_norm() - tiles.h_trace(), 40);
-  EXPECT_EQ(tiles.bytes().h, tiles.u_norm() + 40);
+  EXPECT_EQ(tiles.ample() - tiles.u_norm(), 40);
+  EXPECT_EQ(tiles.bytes().h, tiles.ample() + 40);
 }
 
 }  // namespace

@@ -3,7 +3,8 @@
 //   plain    H and U at the start of every segment, in the accumulation type
 //   tiles    of Hopper, D = V = 128: H and U at the start of every chunk as float16 tiles divided by their norms (two
 //            chunks to a segment, half the bytes to a number: as many bytes as plain), and behind the tiles of H the
-//            numbers that belong to tiles: norms of H, traces of H, norms of U
+//            numbers that belong to tiles: norms of H, traces of H, norms of U, and
+//            which chunks have enough keys beside an outlier
 #pragma once
 
 #include <cstdint>
@@ -39,12 +40,13 @@ namespace hopper {
 constexpr std::int64_t slots_of(const Problem& p) { return 2 * segments_of(p) * p.heads; }
 
 struct SavedTiles {
-  static constexpr std::int64_t kTileBytes = std::int64_t{2} * kDim * kWidth, kNumbers = 3;
+  static constexpr std::int64_t kTileBytes = std::int64_t{2} * kDim * kWidth, kNumbers = 4;
   std::int64_t slots = 0;
 
   constexpr std::int64_t h_norm() const { return slots * kTileBytes; }  // bytes from Saved::h on
   constexpr std::int64_t h_trace() const { return h_norm() + 4 * slots; }
   constexpr std::int64_t u_norm() const { return h_trace() + 4 * slots; }
+  constexpr std::int64_t ample() const { return u_norm() + 4 * slots; }
   constexpr SavedBytes bytes() const { return {.h = slots * (kTileBytes + 4 * kNumbers), .u = slots * kTileBytes}; }
 };
 

@@ -45,6 +45,7 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
   scratch.h = given(states.h);
   scratch.u = given(states.u);
   scratch.trace = states.h.trace;
+  scratch.ample = states.h.ample;
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   scratch.solve = {.pace = schedules.of[0].pace,
                    .headroom = schedules.of[0].headroom,

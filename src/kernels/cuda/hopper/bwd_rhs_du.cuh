@@ -48,7 +48,7 @@ __device__ __forceinline__ void mix(Wide& x, float scale, RhsShared& memory) {
 /// Keys and rows of the system, from ‖H_0‖ and tr H_0. `gates.poison` says what of H is lost.
 template <typename Shape>
 __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch& scratch, std::int64_t task, float eta,
-                                              float trace, RhsShared& memory) {
+                                              float trace, bool ample, RhsShared& memory) {
   TokenGates& gates = memory.gates;
   const SolveNumbers& solve = scratch.solve;
   SystemRows& rows = scratch.rows(task);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
   each_of(place.len, [&](int c) {
     const float spread = memory.weight[c] / solve.pace + memory.spread[c];
     if (memory.row[c] == kLog2Zero) return;
-    if (is_asked(c, place.len) && !(spread >= solve.least_spread)) raise(&memory.refined);
+    if (!ample && is_asked(c, place.len) && !(spread >= solve.least_spread)) raise(&memory.refined);
     int first = 0;
     while (first < solve.reaches && !(spread >= solve.spread[first])) ++first;
     if (first > 0) raise(&memory.lacks[first - 1]);
@@ -225,6 +225,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   // Asked for early, needed late.
   const float h_given = scratch.h.norm[task], u_given = scratch.u.norm[task];
   const float trace = scratch.trace != nullptr ? scratch.trace[task] : 0;
+  const bool ample = scratch.ample != nullptr && scratch.ample[task] != 0;
   memory.arrival.init();
   memory.arrival_rest.init();
   fetch_rows<kWhole>(v, p.v, place, sides.values);
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   send_tile(scratch.q_tiles + task * kChunk * kWidth, memory.q, kTileBytes);
   send_tile(scratch.packed(task, 0), memory.k, kTileBytes);
   gates.lose_after(kBadKey, !finite(h_given));
-  prepare_solve<Shape>(place, scratch, task, h_given, trace, memory);
+  prepare_solve<Shape>(place, scratch, task, h_given, trace, ample, memory);
   const float u_norm = finite(u_given) ? u_given : 0;
   gates.lose_after(kBadKey | kBadValue, !finite(u_given));
   if (tile_thread() == 0) scratch.zeta[task] = gates.zeta[kChunk - 1];

@@ -57,6 +57,7 @@ struct Scratch {
   float* zeta;                       // [tasks]: what is left of a state after the slot
   GivenStates h, u;
   const float* trace;  // [tasks]: of H at the start of each chunk
+  const int* ample;    // [tasks]: ChunkStates::ample
   char* systems;       // [tasks]: what the solve begins with
   SolveNumbers solve;
   float* of_h;               // [tasks]: times H_0/‖H_0‖: the rest of the slot's own part of the gradient of H_0

@@ -21,7 +21,9 @@ struct ChunkStates {
   __half* tiles = nullptr;  // [slots, heads, across, D, 128]
   float* norm = nullptr;    // [slots, heads, across]: ‖·‖_F; NaN for a lost one
   float* trace = nullptr;   // [slots, heads]: of H
-  int across = 1;           // blocks of 128 columns
+  // [slots, heads]: 1 where `chunk_system` has found enough keys beside an outlier, so that the backward pass knows.
+  int* ample = nullptr;
+  int across = 1;  // blocks of 128 columns
 
   /// `at`: slot · heads + head.
   __host__ __device__ __half* tile(std::int64_t at, int dim, int column_block = 0) const {
@@ -475,7 +477,7 @@ __device__ __forceinline__ void leave_state(State<D, N>& state, const ChunkState
   if (!leader) return;
   bulk_store(to.tile(at, D, column_block), staged, D * N * 2);
   to.norm[at * to.across + column_block] = usable ? norm * unit : norm <= 1e-37f ? 0 : bits_to_float(0x7fc00000u);
-  if (with_trace) to.trace[at] = measured.y * unit;
+  if (with_trace) to.trace[at] = measured.y * unit, to.ample[at] = 0;
 }
 
 /// A warpgroup with a state.

@@ -38,6 +38,7 @@ struct SystemShared {
   float t[kChunk];                // ζη/f, or −1 where there is no answer
   float spread[kWarpgroup / 32];  // the lowest tr H/‖H‖_F of a warp's tokens
   float inverse_norm[kChunk];
+  float quadratic[kChunk];   // k_cᵀ(H_0/η)k_c
   int exponent[kChunk];      // of the keys' scales
   std::uint64_t bad_keys;    // tokens whose keys are not finite
   std::uint64_t arrived[2];  // gates, H
@@ -80,6 +81,45 @@ __device__ __forceinline__ auto join_up_to(int c, Term&& term, Join&& join) {
   return join(first, value);
 }
 
+/// `product` and `diagonal` of every token, for keys k_c less what they have of a common direction, share(c): a row of
+/// tokens here is a row of the warp that has its `quadratic`.
+template <int D, typename Share>
+__device__ __forceinline__ void add_pairs(SystemShared& s, const char* k, Share&& share) {
+  const std::uint64_t keys = descriptor(k, kChunk * 128);
+  const int row = opaque(own_row()), first_column = opaque(own_column());
+  float gram[32];
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < D / 16; ++i) {
+    mma<false, false, true>(gram, k_major_step(keys, i, kChunk), k_major_step(keys, i, kChunk), i > 0);
+  }
+  wgmma_commit();
+  const float references[2] = {s.reference[own_row()], s.reference[own_row() + 8]};
+  const float shares[2] = {share(own_row()), share(own_row() + 8)};
+  const int begins[2] = {s.gates.from[own_row()], s.gates.from[own_row() + 8]};
+  float sums[2] = {0, 0};
+  wgmma_wait<0>();
+  hold(gram);
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    const int half = i / 2 % 2, here = row + 8 * half, j = i / 4 * 8 + first_column;
+    const float2 column = *reinterpret_cast<const float2*>(&s.column[j]);
+    const float a = gram[i] - shares[half] * share(j), b = gram[i + 1] - shares[half] * share(j + 1);
+    const float first = __expf(column.x - references[half]) * a * a;
+    const float second = __expf(column.y - references[half]) * b * b;
+    sums[half] += (j < here && j >= begins[half] ? first : 0) + (j + 1 < here && j + 1 >= begins[half] ? second : 0);
+    if (j == here) s.diagonal[here] = a;
+    if (j + 1 == here) s.diagonal[here] = b;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int here = own_row() + 8 * i;
+    sums[i] = add_quad(sums[i]);
+    __syncwarp();
+    if (lane() % 4 == 0) s.product[here] = s.quadratic[here] * s.from_state[here] + sums[i];
+  }
+}
+
 /// log ‖H_c‖_F for token c = thread < 64, from
 ///   ‖H_c‖² = ζ_c² η² + Σ_{j≤c} M_jc² ε_j,
 ///   ε_c = 2 β_c (ζ_c η k_cᵀ(H_0/η)k_c + Σ_{j<c} M_jc β_j (k_jᵀk_c)²) + (β_c k_cᵀk_c)²
@@ -109,33 +149,12 @@ __device__ __forceinline__ void multiply_for_norms(SystemShared& s, const char* 
       product[i / 2 % 2] += hk[i] * key.x + hk[i + 1] * key.y;
     }
   }
-  product[0] *= s.from_state[own_row()], product[1] *= s.from_state[own_row() + 8];
-  float gram[32];
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < D / 16; ++i) {
-    mma<false, false, true>(gram, k_major_step(keys, i, kChunk), k_major_step(keys, i, kChunk), i > 0);
-  }
-  wgmma_commit();
-  const float references[2] = {s.reference[own_row()], s.reference[own_row() + 8]};
-  const int begins[2] = {s.gates.from[own_row()], s.gates.from[own_row() + 8]};
-  wgmma_wait<0>();
-  hold(gram);
-#pragma unroll
-  for (int i = 0; i < 32; i += 2) {
-    const int half = i / 2 % 2, here = row + 8 * half, j = i / 4 * 8 + first_column;
-    const float2 column = *reinterpret_cast<const float2*>(&s.column[j]);
-    const float first = __expf(column.x - references[half]) * gram[i] * gram[i];
-    const float second = __expf(column.y - references[half]) * gram[i + 1] * gram[i + 1];
-    product[half] += (j < here && j >= begins[half] ? first : 0) + (j + 1 < here && j + 1 >= begins[half] ? second : 0);
-    if (j == here) s.diagonal[here] = gram[i];
-    if (j + 1 == here) s.diagonal[here] = gram[i + 1];
-  }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     product[i] = add_quad(product[i]);
-    if (lane() % 4 == 0) s.product[own_row() + 8 * i] = product[i];
+    if (lane() % 4 == 0) s.quadratic[own_row() + 8 * i] = product[i];
   }
+  add_pairs<D>(s, k, [](int) { return 0.0f; });
 }
 
 /// And the sums, by two warps.
@@ -176,6 +195,91 @@ __device__ __forceinline__ bool needs_refining(const SystemShared& s, float trac
   for (int reach = kParts / 2; reach > 0; reach /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, reach);
   const float inverse = s.inverse_norm[c];  // 0: there is nothing to solve
   return inverse > 0 && !(sum * inverse >= least);
+}
+
+/// What is known of the keys' common direction u, |u| = 1, in shared memory.
+template <int D>
+struct Direction {
+  float u[D], hu[D];               // and (H_0/η) u
+  float share[kChunk];             // k_c·u
+  float parts[2][D];               // sums of half of the keys
+  float sums[3][kWarpgroup / 32];  // of warps: |Σk|², uᵀ(H_0/η)u, |(H_0/η)u|²
+
+  /// Over the block. A barrier.
+  __device__ __forceinline__ float sum(int of, float value) {
+#pragma unroll
+    for (int reach = 16; reach > 0; reach /= 2) value += __shfl_xor_sync(0xffffffffu, value, reach);
+    if (lane() == 0) sums[of][thread() / 32] = value;
+    sync();
+    return (sums[of][0] + sums[of][1]) + (sums[of][2] + sums[of][3]);
+  }
+};
+
+/// Row `row` of a tile of `rows` rows times a vector.
+template <int D>
+__device__ __forceinline__ float row_times(const char* tile, int rows, int row, const float (&by)[D]) {
+  float sums[2] = {0, 0};
+#pragma unroll 4
+  for (int unit = 0; unit < D / 8; ++unit) {
+    const uint4 words = *reinterpret_cast<const uint4*>(tile + unit_at(row, unit, rows));
+    const std::uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 pair = unpack_half(word[w]), at = *reinterpret_cast<const float2*>(&by[8 * unit + 2 * w]);
+      sums[w % 2] += pair.x * at.x + pair.y * at.y;
+    }
+  }
+  return sums[0] + sums[1];
+}
+
+/// Keys of trained models share a direction: ‖H‖_F is then that direction's, and tr H/‖H‖_F is small however many keys
+/// there are. So where it is, the same is asked of PHP, P = 1 − uuᵀ with u along the sum of the chunk's keys: whatever
+/// u is, PHP has as many keys as its trace over its norm says. Overwrites the norms; barriers of the block.
+template <int D>
+__device__ __forceinline__ bool needs_refining_beside_outlier(SystemShared& s, Direction<D>& along, const char* h,
+                                                              const char* k, float eta, float trace, double log_eta,
+                                                              int length, float least) {
+  static_assert(D == kWarpgroup);  // a thread is a channel
+  // What is left of ‖H_0‖² is a difference of numbers of order 1 with eleven bits: less than this is not seen.
+  constexpr float kLeastRest = 2e-3f;
+  const int t = thread();
+  {
+    const int pair = t % (D / 2), first = t / (D / 2) * (kChunk / 2);
+    float2 sum{0, 0};
+#pragma unroll 8
+    for (int row = first; row < first + kChunk / 2; ++row) {
+      const char* at = k + unit_at(row, pair / 4, kChunk) + pair % 4 * 4;
+      const float2 key = unpack_half(*reinterpret_cast<const std::uint32_t*>(at));
+      sum.x += key.x, sum.y += key.y;
+    }
+    *reinterpret_cast<float2*>(&along.parts[first > 0 ? 1 : 0][2 * pair]) = sum;
+  }
+  sync();
+  const float total = along.parts[0][t] + along.parts[1][t], square = along.sum(0, total * total);
+  const float u = square > 1e-12f ? total * rsqrtf(square) : 0;
+  along.u[t] = u;
+  sync();
+  const float hu = row_times<D>(h, D, t, along.u);
+  along.hu[t] = hu;
+  if (t < kChunk) along.share[t] = row_times<D>(k, kChunk, t, along.u);
+  const float uhu = along.sum(1, u * hu), hu2 = along.sum(2, hu * hu);
+  if (t < kChunk) {
+    const float share = along.share[t];
+    s.quadratic[t] += share * (share * uhu - 2 * row_times<D>(k, kChunk, t, along.hu));
+  }
+  const float rest = 1 - 2 * hu2 + uhu * uhu;
+  const bool seen = !(eta > 0) || rest > kLeastRest;
+  sync();
+  add_pairs<D>(s, k, [&](int c) { return along.share[c]; });
+  sync();
+  if (t < kChunk) {  // whole warps
+    const double log_rest = eta > 0 ? log_eta + static_cast<double>(logf(fmaxf(rest, kLeastRest))) / 2 : kLogZero;
+    const double log_norm = find_log_norm(s, t, log_rest);
+    const float inverse = log_norm > kVanished ? static_cast<float>(exp_of(-log_norm)) : 1e-30f;
+    if (s.inverse_norm[t] > 0) s.inverse_norm[t] = inverse;
+  }
+  sync();
+  return !seen || needs_refining(s, trace - uhu * eta, length, least);
 }
 
 /// Which schedule a chunk takes whose tokens all have tr H/‖H‖_F ≥ spread.
@@ -386,6 +490,7 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     chunk_system(const __grid_constant__ Problem p, Plan plan, const ChunkGates* gates, ChunkStates states,
                  double* norm, const __grid_constant__ Schedules schedules, char* systems, bool whole_k, bool q_pairs) {
   __shared__ SystemShared s;
+  __shared__ Direction<D> along;
   char *const k = aligned_tiles(), *const h = k + kChunk * D * 2;
   const int dim = static_cast<int>(p.key_dim);
   const float pace = schedules.of[0].pace, headroom = schedules.of[0].headroom;
@@ -446,7 +551,12 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
     b.scale(headroom);
     leave_rhs<D, kType>(b, rows, reinterpret_cast<uint4*>(system + SystemLayout<D>::kRhs) + thread());
     if (c == 0) bulk_store_wait();
-    const bool refined = __syncthreads_or(few) != 0;  // and nobody reads the rows and tiles any more
+    bool refined = __syncthreads_or(few) != 0;
+    if (refined) {
+      refined = needs_refining_beside_outlier(s, along, h, k, eta, trace, log_eta, len, schedules.least_spread);
+      refined = __syncthreads_or(refined) != 0;
+      if (c == 0 && !refined) states.ample[task] = 1;
+    }  // and nobody reads the rows and tiles any more
     if (c == 0) {
       rows->refined = refined;
       rows->schedule = schedule_for(schedules, fminf(fminf(s.spread[0], s.spread[1]), fminf(s.spread[2], s.spread[3])));

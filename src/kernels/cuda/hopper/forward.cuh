@@ -26,6 +26,7 @@ inline ChunkStates room_for_states(const Problem& p, const Device& device, int a
   return {.tiles = allocate<__half>(device, slots * across * kDim * kWidth),
           .norm = allocate<float>(device, slots * across),
           .trace = allocate<float>(device, slots),
+          .ample = allocate<int>(device, slots),
           .across = across};
 }
 
@@ -35,12 +36,12 @@ struct KeptStates {
 /// Where tiles lie that are kept for the backward pass.
 inline KeptStates kept_states(const Problem& p, const Saved& saved) {
   const SavedTiles layout{slots_of(p)};
-  const auto numbers = [&](std::int64_t bytes) {
-    return reinterpret_cast<float*>(static_cast<char*>(saved.h) + bytes);
-  };
+  const auto behind = [&](std::int64_t bytes) { return static_cast<char*>(saved.h) + bytes; };
+  const auto numbers = [&](std::int64_t bytes) { return reinterpret_cast<float*>(behind(bytes)); };
   return {.h = {.tiles = static_cast<__half*>(saved.h),
                 .norm = numbers(layout.h_norm()),
-                .trace = numbers(layout.h_trace())},
+                .trace = numbers(layout.h_trace()),
+                .ample = reinterpret_cast<int*>(behind(layout.ample()))},
           .u = {.tiles = static_cast<__half*>(saved.u), .norm = numbers(layout.u_norm())}};
 }
 

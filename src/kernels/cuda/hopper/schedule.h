@@ -39,8 +39,10 @@ struct Schedule {
 
 /// How close to the exact solve a schedule that may stop early comes, at worst: beyond that bf16 results gain nothing.
 inline constexpr double kGoal = 6e-3;
-/// From this budget on iterations may be spent as the kernel likes.
+/// From this budget on iterations may be spent as the kernel likes: fewer are taken as they are asked for.
 inline constexpr std::int64_t kBudget = 20;
+/// There is room for both residuals from this many on.
+inline constexpr std::int64_t kFewestRefined = 5;
 
 /// What c_i comes to on spectra in [ridge, top + ridge].
 inline double limit_of_pace(double ridge, double top) {
@@ -140,14 +142,14 @@ struct Schedules {
 inline constexpr double kAmple = 0.07;
 
 inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refine, std::int64_t dim) {
-  const bool may_refine = refine && iterations >= kBudget;
+  const bool may_refine = refine && iterations >= kFewestRefined, early = refine && iterations >= kBudget;
   Schedules all{
-      .of = {make_schedule(ridge, iterations, may_refine, false), make_schedule(ridge, iterations, false, may_refine)},
+      .of = {make_schedule(ridge, iterations, early, false), make_schedule(ridge, iterations, false, may_refine)},
       .may_refine = may_refine,
       .least_spread = static_cast<float>(kAmple / ridge)};
   constexpr double kMargin = 1.005;  // for rounding, where traces and norms are found
   const auto n = static_cast<double>(dim);
-  for (int i = 0; i < kReaches && may_refine; ++i) {
+  for (int i = 0; i < kReaches && early; ++i) {
     const int steps = kShortest + 2 * i;
     const double reach = reach_of(ridge, steps);
     if (steps >= all.of[0].last[0] || reach >= 1) break;
