@@ -29,6 +29,7 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   const auto dtype = x.scalar_type();
   // The weight's gradient then comes as wide as the weight is.
   if (!bias.defined() && is_learning(weight) && ops::has_fused(x)) return project_all(x, {weight})[0];
+  if (!bias.defined() && ops::has_small_products(x, {weight})) return project_all(x, {weight})[0];
   if (!bias.defined()) return at::linear(x, weight.to(dtype));
   return at::linear(x, weight.to(dtype), bias.to(dtype));
 }
@@ -130,6 +131,7 @@ SwiGlu::SwiGlu(std::int64_t hidden, std::int64_t intermediate, double initialize
 at::Tensor SwiGlu::forward(const at::Tensor& x) const {
   const bool fused = ops::has_fused(x) && gate_.size(0) % ops::kFusedMultiple == 0;
   if (fused && is_learning(gate_)) return ops::swiglu_mlp(x, gate_, up_, down_);
+  if (fused && ops::has_small_products(x, {gate_, up_})) return project(ops::small_gated_product(x, gate_, up_), down_);
   const auto parts = project_all(x, {gate_, up_});
   const auto &gate = parts[0], &up = parts[1];
   if (fused && !at::GradMode::is_enabled()) {

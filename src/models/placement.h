@@ -28,7 +28,8 @@ inline at::Device device_named(const std::string& what, const std::string& name)
     throw std::runtime_error(what + " is " + name +
                              ", and there is no CUDA here: torch was built without it or sees no GPU");
   }
-  return *device;
+  // Streams and graphs ask for a number.
+  return device->is_cuda() && !device->has_index() ? at::Device(at::kCUDA, 0) : *device;
 }
 
 /// "": float32 on the CPU, elsewhere nothing, which is the checkpoint's own.

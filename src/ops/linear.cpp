@@ -5,6 +5,13 @@
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
+#include "kernels/cuda/small_products.h"
+#include "ops/checks.h"
+#include "ops/fused.h"
+#include "ops/on_gpu.h"
+
 namespace gka::ops {
 namespace {
 
@@ -65,7 +72,48 @@ at::Tensor product_as(at::ScalarType type, const at::Tensor& a, const at::Tensor
   return sums_wider && type == at::kFloat ? at::mm(a, b, type) : at::mm(a, b).to(type);
 }
 
+bool has_small_products(const at::Tensor& x, at::TensorList weights) {
+  using kernels::cuda::SmallProducts;
+  if (at::GradMode::is_enabled() || !x.is_cuda() || x.size(-1) == 0 || !has_fused(x)) return false;
+  const auto type = x.scalar_type();
+  if (type != at::kBFloat16 && type != at::kHalf) return false;
+  const auto rows = x.numel() / x.size(-1);
+  if (rows == 0 || rows > SmallProducts::kMostRows || weights.size() > SmallProducts::kMostMatrices) return false;
+  return std::ranges::all_of(weights, [&](const at::Tensor& weight) {
+    return weight.scalar_type() == type && weight.is_contiguous() && is_aligned(weight);
+  });
+}
+
+namespace {
+
+std::vector<at::Tensor> small_products(const at::Tensor& x, at::TensorList weights, bool gated) {
+  kernels::cuda::SmallProducts call{.rows = x.numel() / x.size(-1),
+                                    .depth = x.size(-1),
+                                    .dtype = kernel_dtype(x.scalar_type()),
+                                    .x = x.const_data_ptr(),
+                                    .count = static_cast<int>(weights.size()),
+                                    .gated = gated};
+  std::vector<at::Tensor> results;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    auto shape = x.sizes().vec();
+    shape.back() = weights[i].size(0);
+    if (i == 0 || !gated) results.push_back(at::empty(shape, x.options()));
+    call.of[i] = {.weight = weights[i].const_data_ptr(),
+                  .y = i < results.size() ? results[i].data_ptr() : nullptr,
+                  .outputs = weights[i].size(0)};
+  }
+  on_gpu(x, [&](const auto& device) { kernels::cuda::small_products(call, device); });
+  return results;
+}
+
+}  // namespace
+
+at::Tensor small_gated_product(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up) {
+  return small_products(x, {gate, up}, /*gated=*/true)[0];
+}
+
 std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  if (has_small_products(x, weights)) return small_products(x, weights, /*gated=*/false);
   std::vector<at::Tensor> inputs{x.reshape({-1, x.size(-1)})};
   inputs.insert(inputs.end(), weights.begin(), weights.end());
   auto outputs = ProjectAll::apply(at::TensorList(inputs));

@@ -18,6 +18,11 @@ at::Tensor stacked(at::TensorList weights, at::ScalarType type);
 /// a b in `type`. Where a GPU sums in it anyhow, nothing is rounded to the type of a and b in between.
 at::Tensor product_as(at::ScalarType type, const at::Tensor& a, const at::Tensor& b);
 
+/// Whether x has few enough rows, and all suits the GPU's kernel for that: no gradients, one 16-bit type.
+bool has_small_products(const at::Tensor& x, at::TensorList weights);
+/// SiLU(x gateᵀ) ⊙ x upᵀ where there are small products for it.
+at::Tensor small_gated_product(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up);
+
 /// x Wᵀ for each of the weights. What they give back to x is added up inside the products, not by passes over memory of
 /// their own.
 std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights);

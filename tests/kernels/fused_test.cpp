@@ -4,12 +4,14 @@
 #include "kernels/cuda/cross_entropy.cu"
 #include "kernels/cuda/gates.cu"
 #include "kernels/cuda/rotary.cu"
+#include "kernels/cuda/small_products.cu"
 #include "kernels/cuda/swiglu.cu"
 #undef cuda
 
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -259,6 +261,80 @@ TEST(Fused, WithoutAScaleTheLogitsStayAndANaNReachesTheLoss) {
   EXPECT_TRUE(std::isfinite(losses[0]));
   EXPECT_TRUE(std::isnan(losses[1]));
   EXPECT_EQ(std::memcmp(logits.data(), before.data(), 16 * sizeof(float)), 0);
+}
+
+/// As a number of 16 bits keeps it, and those bits.
+std::uint16_t to_bfloat16(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+float from_bfloat16(std::uint16_t half) {
+  const std::uint32_t bits = std::uint32_t{half} << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+std::vector<std::uint16_t> draw_bfloat16(std::size_t count, unsigned seed) {
+  std::vector<std::uint16_t> values;
+  for (const float x : draw(count, seed)) values.push_back(to_bfloat16(x));
+  return values;
+}
+
+struct SmallCase {
+  static constexpr int kDepth = 72, kOutputs[3] = {5, 16, 1};
+  std::vector<std::uint16_t> x = draw_bfloat16(8 * kDepth, 21), weights[3], y[3];
+  SmallCase() {
+    for (unsigned i = 0; i < 3; ++i) weights[i] = draw_bfloat16(static_cast<std::size_t>(kOutputs[i]) * kDepth, 22 + i);
+  }
+  /// Of so many rows of x.
+  void run(int rows, int count, bool gated) {
+    cuda_on_host::SmallProducts call{.rows = rows, .depth = kDepth, .x = x.data(), .count = count, .gated = gated};
+    for (int i = 0; i < count; ++i) {
+      const auto outputs = static_cast<std::size_t>(gated ? kOutputs[0] : kOutputs[i]);
+      y[i].assign(static_cast<std::size_t>(rows) * outputs, 0x7fc0);
+      call.of[i] = {.weight = weights[i].data(), .y = y[i].data(), .outputs = static_cast<std::int64_t>(outputs)};
+    }
+    on_host([&](const auto& device) { cuda_on_host::small_products(call, device); });
+  }
+  double exact(int which, int row, int output) const {
+    double sum = 0;
+    for (int c = 0; c < kDepth; ++c) {
+      sum +=
+          static_cast<double>(from_bfloat16(x[row * kDepth + c])) * from_bfloat16(weights[which][output * kDepth + c]);
+    }
+    return sum;
+  }
+};
+
+TEST(SmallProducts, AreTheProductsAndARowsBitsDoNotDependOnTheOthers) {
+  SmallCase one, all;
+  one.run(1, 3, false);
+  for (const int rows : {2, 4, 5, 8}) {
+    all.run(rows, 3, false);
+    for (int i = 0; i < 3; ++i) {
+      const int outputs = SmallCase::kOutputs[i];
+      for (int row = 0; row < rows; ++row) {
+        for (int o = 0; o < outputs; ++o) {
+          const double want = all.exact(i, row, o);
+          EXPECT_NEAR(from_bfloat16(all.y[i][row * outputs + o]), want, 0.004 * std::abs(want) + 1e-3);
+          EXPECT_TRUE(row > 0 || all.y[i][o] == one.y[i][o]) << rows << " rows";
+        }
+      }
+    }
+  }
+}
+
+TEST(SmallProducts, GatedIsSwiGluOfTheTwo) {
+  SmallCase c;
+  c.run(3, 2, true);
+  for (int row = 0; row < 3; ++row) {
+    for (int o = 0; o < SmallCase::kOutputs[0]; ++o) {
+      const double want = silu(c.exact(0, row, o)) * c.exact(1, row, o);
+      EXPECT_NEAR(from_bfloat16(c.y[0][row * SmallCase::kOutputs[0] + o]), want, 0.02 * std::abs(want) + 1e-2);
+    }
+  }
+  EXPECT_EQ(c.y[1].front(), 0x7fc0) << "the second is not written";
 }
 
 }  // namespace

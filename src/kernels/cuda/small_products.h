@@ -1,0 +1,30 @@
+// x Wᵀ for a few rows of x and several matrices in one launch: what decoding asks for, where each weight is read once
+// and used a few times, and a launch takes as long as the bytes of a layer. A row's numbers do not depend on how many
+// rows there are.
+#pragma once
+
+#include <cstdint>
+
+#include "gka/kernels.h"
+
+namespace gka::kernels::cuda {
+
+struct SmallProducts {
+  static constexpr int kMostRows = 8, kMostMatrices = 8;
+  struct Matrix {
+    const void* weight = nullptr;  // [outputs, depth], contiguous, aligned to 16 bytes
+    void* y = nullptr;             // [rows, outputs], contiguous
+    std::int64_t outputs = 0;
+  };
+
+  std::int64_t rows = 0, depth = 0;  // depth: a multiple of 8
+  DType dtype = DType::bfloat16;     // or float16
+  const void* x = nullptr;           // [rows, depth], contiguous, aligned
+  int count = 0;
+  Matrix of[kMostMatrices] = {};
+  bool gated =
+      false;  // two matrices of the same size: the first y gets SiLU(x W_0ᵀ) ⊙ x W_1ᵀ, the second is not written
+};
+void small_products(const SmallProducts& p, const Device& device);
+
+}  // namespace gka::kernels::cuda
