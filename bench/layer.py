@@ -82,8 +82,8 @@ def section(told: dict, picture: str) -> str:
             f"`python bench/layer.py` on {time.strftime('%Y-%m-%d')}: {told['machine']}; {told['dtype']}, batch "
             f"{told['batch']}, {told['heads']} heads of {told['head_dim']}. Forward + backward of a whole layer, "
             f"projections included, in ms; layers take turns; medians.{attention} Gated DeltaNet has values twice as "
-            "wide as keys, so its memory is as large as GKA's two. DeltaNet and Gated DeltaNet have no kernels of "
-            "their own here for more than 1,024 tokens: they run in chunks, by torch's operations.",
+            "wide as keys, so its memory is as large as GKA's two. Mamba2 is twice as wide, in heads of 64 whose "
+            "common keys are repeated in memory.",
             "",
             markdown(["T", *names], rows),
             "",

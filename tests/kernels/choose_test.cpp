@@ -48,8 +48,7 @@ TEST(Choice, WhatHopperDoesNotCarryIsThePlainPathsAndSaysWhy) {
       [](Problem& p) { p.options.decay_keys = false; },
       [](Problem& p) { p.key_dim = 160; },
       [](Problem& p) { p.options.iterations = hopper::kMostSteps + 1; },
-      [](Problem& p) { p.options.iterations = hopper::kBudget - 1; },
-      [](Problem& p) { p.options.ridge = 0.01; },
+      [](Problem& p) { p.options.ridge = 0.004; },
       [](Problem& p) { p.options.chunk = 32; },
   };
   for (const auto& change : changes) {
@@ -61,11 +60,15 @@ TEST(Choice, WhatHopperDoesNotCarryIsThePlainPathsAndSaysWhy) {
   }
 }
 
-TEST(Choice, FewIterationsAreHoppersWhereNothingIsToBeRefined) {
-  Problem p = usual();
-  p.options.iterations = 3;
-  p.options.refine = false;
-  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
+TEST(Choice, FewIterationsAndSmallRidgesAreHoppers) {
+  for (const bool refine : {false, true}) {
+    Problem p = usual();
+    p.options.iterations = 3;
+    p.options.ridge = 0.005;
+    p.options.refine = refine;
+    EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
+    EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
+  }
 }
 
 TEST(Choice, AReportAndFloat64OutputsAreThePlainPaths) {

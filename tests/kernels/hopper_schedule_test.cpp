@@ -17,6 +17,7 @@ namespace gka::kernels::test {
 namespace {
 
 using cuda::hopper::Schedule;
+using cuda::hopper::Stages;
 
 /// ξ_n of the recurrence of docs/mathematics.md for (μ + a) ξ = 1 and spectra in [a, top + a].
 double chebyshev(double mu, double ridge, int steps, double top = 1) {
@@ -31,25 +32,27 @@ double chebyshev(double mu, double ridge, int steps, double top = 1) {
 }
 
 /// The same by the table, with the kernel's two iterates over g and its restarts on residuals, in float64.
-double by_table(const Schedule& s, double mu) {
+double by_table(const Schedule& s, const Stages& stages, double mu) {
   const double h = s.pace * mu;
-  double now = s.last[0] % 2 == 0 ? s.start : 0, before = 0, b = 1, sum = 0;
-  int i = s.last[0] % 2 == 0 ? 1 : 0;
+  double now = stages.last[0] % 2 == 0 ? s.start : 0, before = 0, b = 1, sum = 0;
+  int i = stages.last[0] % 2 == 0 ? 1 : 0;
   for (int stage = 0;; ++stage) {
-    EXPECT_EQ((s.last[stage] - i + 1) % 2, 0) << "steps are taken two by two";
-    for (; i <= s.last[stage]; ++i) {
+    EXPECT_EQ((stages.last[stage] - i + 1) % 2, 0) << "steps are taken two by two";
+    for (; i <= stages.last[stage]; ++i) {
       const double next = h * now + s.a[i] * now + s.b[i] * before + s.q[i] * b;
       before = now, now = next;
     }
-    if (stage == s.stages - 1) return sum + s.grown_last * now;
-    const auto& at = s.residual[stage];
+    if (stage == stages.count - 1) return sum + s.grown_last * now;
+    const auto& at = stages.residual[stage];
     const double error_before = at.grown_before * before - at.grown * now;
     sum += at.grown * now;
     b = -s.inverse_pace * (h * sum + s.ridge * sum - s.pace);
     now = at.e_weight * error_before + at.r_weight * b, before = 0;
-    i = s.last[stage] + 2;
+    i = stages.last[stage] + 2;
   }
 }
+/// Without residuals.
+double by_table(const Schedule& s, double mu) { return by_table(s, Stages{.last = {s.last}}, mu); }
 
 class HopperSchedule : public testing::TestWithParam<double> {};
 
@@ -58,19 +61,24 @@ TEST_P(HopperSchedule, IsChebyshev) {
   for (const int iterations : {0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 19, 20, 21, 30, 31, 64}) {
     for (const bool refine : {false, true}) {
       const auto schedules = cuda::hopper::make_schedules(ridge, iterations, refine, 128);
-      EXPECT_EQ(schedules.may_refine, refine && iterations >= cuda::hopper::kFewestRefined);
-      EXPECT_TRUE(iterations >= cuda::hopper::kBudget || schedules.of[0].last[0] == iterations);
-      for (const Schedule& s : {schedules.of[0], schedules.of[1]}) {
-        const int steps = s.last[s.stages - 1];
-        EXPECT_LE(steps, iterations);
+      EXPECT_EQ(schedules.may_refine, refine && iterations > 0);
+      EXPECT_TRUE(iterations >= cuda::hopper::kBudget || schedules.of[0].last == iterations);
+      const auto compare = [&](const Schedule& s, auto&& table) {
+        EXPECT_LE(s.last, iterations);
         for (double mu = 0; mu <= 1; mu += 0.0625) {
-          const double want = chebyshev(mu, ridge, steps);
-          EXPECT_NEAR(by_table(s, mu), want, 2e-5 * std::abs(want))
-              << "mu " << mu << ", iterations " << iterations << ", stages " << s.stages;
+          const double want = chebyshev(mu, ridge, s.last);
+          EXPECT_NEAR(table(mu), want, 2e-5 * std::abs(want)) << "mu " << mu << ", iterations " << iterations;
         }
+      };
+      compare(schedules.of[0], [&](double mu) { return by_table(schedules.of[0], mu); });
+      for (int i = 0; i < 2 && schedules.may_refine; ++i) {
+        const Schedule& s = schedules.of[cuda::hopper::kTwice + i];
+        const Stages& stages = schedules.stages[i];
+        EXPECT_EQ(stages.last[stages.count - 1], iterations) << "what is refined gets the whole budget";
+        EXPECT_EQ(s.last, iterations);
+        EXPECT_EQ(stages.count, i == 0 && iterations >= cuda::hopper::kBudget ? 3 : iterations + 1);
+        compare(s, [&](double mu) { return by_table(s, stages, mu); });
       }
-      const Schedule& whole = schedules.of[1];  // what is refined gets the whole budget
-      EXPECT_EQ(whole.last[whole.stages - 1], iterations);
     }
   }
 }
@@ -89,15 +97,15 @@ TEST_P(HopperSchedule, TakesFewerStepsWhereSpectraReachLessFar) {
   const Schedule& usual = schedules.of[0];
   for (int i = 0; i < schedules.reaches; ++i) {
     const Schedule& s = schedules.of[cuda::hopper::kFirstReach + i];
-    EXPECT_EQ(s.last[0], cuda::hopper::kShortest + 2 * i);
-    EXPECT_LT(s.last[0], usual.last[0]);
+    EXPECT_EQ(s.last, cuda::hopper::kShortest + 2 * i);
+    EXPECT_LT(s.last, usual.last);
     EXPECT_TRUE(i == 0 || schedules.spread[i] <= schedules.spread[i - 1]) << "more steps ask for less";
     EXPECT_FLOAT_EQ(s.pace, s.faster * usual.pace);
     EXPECT_EQ(s.faster * 2048, std::round(s.faster * 2048)) << "a float16";
-    const double reach = cuda::hopper::reach_of(ridge, s.last[0]);
+    const double reach = cuda::hopper::reach_of(ridge, s.last);
     for (double mu = 0; mu <= reach; mu += reach / 64) {
       const double got = by_table(s, mu);
-      EXPECT_NEAR(got, chebyshev(mu, ridge, s.last[0], reach), 1e-4 * std::abs(got)) << "mu " << mu;
+      EXPECT_NEAR(got, chebyshev(mu, ridge, s.last, reach), 1e-4 * std::abs(got)) << "mu " << mu;
       EXPECT_LE(std::abs(got * (mu + ridge) - 1), 1.01 * cuda::hopper::kGoal) << "mu " << mu << ", reach " << reach;
     }
   }
@@ -129,7 +137,7 @@ TEST_P(HopperSchedule, IsCloseEnoughOnEverySpectrumThatAllowsIt) {
         if (trace < schedules.spread[i]) continue;
         ++allowed;
         const Schedule& s = schedules.of[cuda::hopper::kFirstReach + i];
-        EXPECT_LE(largest, cuda::hopper::reach_of(ridge, s.last[0]));
+        EXPECT_LE(largest, cuda::hopper::reach_of(ridge, s.last));
         for (const double mu : eigenvalues) {
           EXPECT_LE(std::abs(by_table(s, mu) * (mu + ridge) - 1), 1.01 * cuda::hopper::kGoal) << "mu " << mu;
         }

@@ -50,6 +50,7 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
   scratch.solve = {.pace = schedules.of[0].pace,
                    .headroom = schedules.of[0].headroom,
                    .least_spread = schedules.may_refine ? schedules.least_spread : 0,
+                   .least_for_two = schedules.may_refine ? schedules.least_for_two : 0,
                    .float32 = false,
                    .reaches = schedules.reaches};
   std::copy_n(schedules.spread, kReaches, scratch.solve.spread);

@@ -21,7 +21,7 @@ struct RhsShared {
   alignas(8) float row[kChunk], column[kChunk], square[kChunk];  // |k_j|² of the scaled keys
   float log_norm[kChunk], spread[kChunk];                        // tr H_c / ‖H_c‖
   int from[kChunk];
-  int refined;
+  int refined, everywhere;
   int lacks[kReaches];  // there is a token for which the next schedule is the first that will do
 };
 
@@ -59,7 +59,7 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
     if (at.column == at.row) memory.square[at.row] = a;
     if (at.column + 1 == at.row) memory.square[at.row] = b;
   });
-  if (tile_thread() == 0) memory.refined = 0;
+  if (tile_thread() == 0) memory.refined = memory.everywhere = 0;
   each_of(kChunk, [&](int c) {
     if (c < kReaches) memory.lacks[c] = 0;
     int from = 0;
@@ -102,7 +102,10 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
   each_of(place.len, [&](int c) {
     const float spread = memory.weight[c] / solve.pace + memory.spread[c];
     if (memory.row[c] == kLog2Zero) return;
-    if (!ample && is_asked(c, place.len) && !(spread >= solve.least_spread)) raise(&memory.refined);
+    if (!ample && is_asked(c, place.len)) {
+      if (!(spread >= solve.least_spread)) raise(&memory.refined);
+      if (!(spread >= solve.least_for_two)) raise(&memory.everywhere);
+    }
     int first = 0;
     while (first < solve.reaches && !(spread >= solve.spread[first])) ++first;
     if (first > 0) raise(&memory.lacks[first - 1]);
@@ -110,7 +113,7 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
   if (tile_thread() != 0) return;
   int first = solve.reaches;
   while (first > 0 && memory.lacks[first - 1] == 0) --first;
-  rows.refined = memory.refined;
+  rows.refined = !memory.refined ? kNot : memory.everywhere ? kEverywhere : kTwice;
   rows.schedule = first < solve.reaches ? kFirstReach + first : 0;
 }
 

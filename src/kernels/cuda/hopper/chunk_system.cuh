@@ -181,9 +181,12 @@ __device__ __forceinline__ double exp_of(double x) {
   return static_cast<double>(expf(rest)) * __hiloint2double((1023 + static_cast<int>(whole)) << 20, 0);
 }
 
-/// Whether tr H / ‖H‖_F < least at the token this thread is asked about, where H_0 has trace `trace`: eight threads
-/// are asked about every fourth token, between which only three keys are written.
-__device__ __forceinline__ bool needs_refining(const SystemShared& s, float trace, int length, float least) {
+/// More than tr H/‖H‖_F can be.
+inline constexpr float kWide = 100;
+
+/// tr H / ‖H‖_F of the token this thread is asked about, where H_0 has trace `trace`: eight threads are asked about
+/// every fourth token, between which only three keys are written. kWide: there is nothing to solve; 0: no number.
+__device__ __forceinline__ float spread_asked(const SystemShared& s, float trace, int length) {
   constexpr int kParts = kWarpgroup / kAsked;
   const int c = asked_token(thread() / kParts, length);
   const float since = s.gates.since[c];
@@ -193,16 +196,15 @@ __device__ __forceinline__ bool needs_refining(const SystemShared& s, float trac
   }
 #pragma unroll
   for (int reach = kParts / 2; reach > 0; reach /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, reach);
-  const float inverse = s.inverse_norm[c];  // 0: there is nothing to solve
-  return inverse > 0 && !(sum * inverse >= least);
+  const float inverse = s.inverse_norm[c], spread = sum * inverse;
+  return !(inverse > 0) ? kWide : spread >= 0 ? spread : 0;
 }
 
 /// What is known of the keys' common direction u, |u| = 1, in shared memory.
 template <int D>
 struct Direction {
-  float u[D], hu[D];               // and (H_0/η) u
-  float share[kChunk];             // k_c·u
-  float parts[2][D];               // sums of half of the keys
+  float u[D];
+  float room[2][D];                // sums of half of the keys; then (H_0/η) u, and k_c·u of every token
   float sums[3][kWarpgroup / 32];  // of warps: |Σk|², uᵀ(H_0/η)u, |(H_0/η)u|²
 
   /// Over the block. A barrier.
@@ -252,25 +254,25 @@ __device__ __forceinline__ bool needs_refining_beside_outlier(SystemShared& s, D
       const float2 key = unpack_half(*reinterpret_cast<const std::uint32_t*>(at));
       sum.x += key.x, sum.y += key.y;
     }
-    *reinterpret_cast<float2*>(&along.parts[first > 0 ? 1 : 0][2 * pair]) = sum;
+    *reinterpret_cast<float2*>(&along.room[first > 0 ? 1 : 0][2 * pair]) = sum;
   }
   sync();
-  const float total = along.parts[0][t] + along.parts[1][t], square = along.sum(0, total * total);
+  const float total = along.room[0][t] + along.room[1][t], square = along.sum(0, total * total);
   const float u = square > 1e-12f ? total * rsqrtf(square) : 0;
   along.u[t] = u;
   sync();
   const float hu = row_times<D>(h, D, t, along.u);
-  along.hu[t] = hu;
-  if (t < kChunk) along.share[t] = row_times<D>(k, kChunk, t, along.u);
+  along.room[0][t] = hu;
+  if (t < kChunk) along.room[1][t] = row_times<D>(k, kChunk, t, along.u);
   const float uhu = along.sum(1, u * hu), hu2 = along.sum(2, hu * hu);
   if (t < kChunk) {
-    const float share = along.share[t];
-    s.quadratic[t] += share * (share * uhu - 2 * row_times<D>(k, kChunk, t, along.hu));
+    const float share = along.room[1][t];
+    s.quadratic[t] += share * (share * uhu - 2 * row_times<D>(k, kChunk, t, along.room[0]));
   }
   const float rest = 1 - 2 * hu2 + uhu * uhu;
   const bool seen = !(eta > 0) || rest > kLeastRest;
   sync();
-  add_pairs<D>(s, k, [&](int c) { return along.share[c]; });
+  add_pairs<D>(s, k, [&](int c) { return along.room[1][c]; });
   sync();
   if (t < kChunk) {  // whole warps
     const double log_rest = eta > 0 ? log_eta + static_cast<double>(logf(fmaxf(rest, kLeastRest))) / 2 : kLogZero;
@@ -279,7 +281,7 @@ __device__ __forceinline__ bool needs_refining_beside_outlier(SystemShared& s, D
     if (s.inverse_norm[t] > 0) s.inverse_norm[t] = inverse;
   }
   sync();
-  return !seen || needs_refining(s, trace - uhu * eta, length, least);
+  return !seen || spread_asked(s, trace - uhu * eta, length) < least;
 }
 
 /// Which schedule a chunk takes whose tokens all have tr H/‖H‖_F ≥ spread.
@@ -291,9 +293,6 @@ __device__ __forceinline__ int schedule_for(const Schedules& schedules, float sp
   }
   return schedule;
 }
-/// More than tr H/‖H‖_F can be.
-inline constexpr float kWide = 100;
-
 /// m at the pair of scores i of an accumulator.
 __device__ __forceinline__ float2 mask_at(const float* rows, const float* columns, const int* froms, int i) {
   const int row = opaque(own_row()) + (i & 2) * 4, j = i / 4 * 8 + opaque(own_column());
@@ -546,16 +545,17 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
       leave_gates(p, chunk, head, c - kChunk, bad, s, rows);
     }
     sync();
-    const bool few = schedules.may_refine && needs_refining(s, trace, len, schedules.least_spread);
+    const float asked = schedules.may_refine ? spread_asked(s, trace, len) : kWide;
     leave_mask(s, pace, eta, trace, reinterpret_cast<uint4*>(system + SystemLayout<D>::kMask) + thread());
     b.scale(headroom);
     leave_rhs<D, kType>(b, rows, reinterpret_cast<uint4*>(system + SystemLayout<D>::kRhs) + thread());
     if (c == 0) bulk_store_wait();
-    bool refined = __syncthreads_or(few) != 0;
-    if (refined) {
-      refined = needs_refining_beside_outlier(s, along, h, k, eta, trace, log_eta, len, schedules.least_spread);
-      refined = __syncthreads_or(refined) != 0;
-      if (c == 0 && !refined) states.ample[task] = 1;
+    int refined = __syncthreads_or(asked < schedules.least_spread) != 0 ? kTwice : kNot;
+    if (refined != kNot) {
+      const bool few = needs_refining_beside_outlier(s, along, h, k, eta, trace, log_eta, len, schedules.least_spread);
+      const bool any = __syncthreads_or(few) != 0, everywhere = __syncthreads_or(asked < schedules.least_for_two) != 0;
+      refined = !any ? kNot : everywhere ? kEverywhere : kTwice;
+      if (c == 0 && !any) states.ample[task] = 1;
     }  // and nobody reads the rows and tiles any more
     if (c == 0) {
       rows->refined = refined;

@@ -15,7 +15,7 @@
 
 namespace gka::kernels::cuda::hopper {
 
-inline constexpr int kMostSteps = 64, kResiduals = 2;
+inline constexpr int kMostSteps = 64;
 
 /// A residual b − (H̃ + a) ξ taken on the way. The recurrence goes on for ξ_i less ξ at the residual, with the residual
 /// as right-hand side and g = 1; its first step needs no product.
@@ -24,10 +24,15 @@ struct Residual {
   float e_weight = 0, r_weight = 0;   // the step without a product
 };
 
+/// Where residuals are taken.
+struct Stages {
+  int count = 1;                  // one more than there are residuals
+  int last[kMostSteps + 1] = {};  // the last step of each stage
+  Residual residual[kMostSteps] = {};
+};
+
 struct Schedule {
-  int stages = 1;                 // one more than there are residuals
-  int last[kResiduals + 1] = {};  // the last step of each stage
-  Residual residual[kResiduals] = {};
+  int last = 0;  // step
   float pace = 1, inverse_pace = 1;
   float ridge = 0;     // times pace
   float faster = 1;    // pace over that of L = 1, a float16
@@ -41,8 +46,8 @@ struct Schedule {
 inline constexpr double kGoal = 6e-3;
 /// From this budget on iterations may be spent as the kernel likes: fewer are taken as they are asked for.
 inline constexpr std::int64_t kBudget = 20;
-/// There is room for both residuals from this many on.
-inline constexpr std::int64_t kFewestRefined = 5;
+/// With less of a ridge the steps that there are do not converge.
+inline constexpr double kUsualRidge = 0.02;
 
 /// What c_i comes to on spectra in [ridge, top + ridge].
 inline double limit_of_pace(double ridge, double top) {
@@ -66,8 +71,27 @@ inline double reach_of(double ridge, int steps) {
   return ridge * (root * root - 1);
 }
 
-/// `early`: no more steps than kGoal needs. `refined`: all of them, with residuals on the way.
-inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early, bool refined, double top = 1) {
+/// Residuals twice on the way. Steps come in pairs, with an empty one in front where their number is odd. After a
+/// residual, one step without products and then an even number. Noise of the steps before a residual updates over those
+/// behind it alone, so the first stages are the shorter ones.
+inline Stages two_residuals(int steps) {
+  Stages s{.count = 3, .last = {0, 0, steps}};
+  for (int i = 1; i >= 0; --i) {
+    const int about = steps * (i + 1) * 2 / 7;
+    s.last[i] = about - (s.last[i + 1] - about + 1) % 2;
+  }
+  return s;
+}
+/// Residuals before every step: what is rounded to float16 is never an iterate.
+inline Stages residuals_everywhere(int steps) {
+  Stages s{.count = steps + 1};
+  for (int i = 0; i <= steps; ++i) s.last[i] = i;
+  return s;
+}
+
+/// `early`: no more steps than kGoal needs. With `stages`: all of them, with residuals on the way.
+inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early, Stages* stages = nullptr,
+                              double top = 1) {
   const double faster = as_half(limit_of_pace(ridge, top) / limit_of_pace(ridge, 1));
   const double limit = faster * limit_of_pace(ridge, 1);
   Schedule s{.pace = static_cast<float>(limit),
@@ -81,15 +105,7 @@ inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early,
         std::max(8, static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate_of(ridge, top)) - 1e-9)));
     steps = static_cast<int>(std::min<std::int64_t>(iterations, enough + enough % 2));
   }
-  s.stages = refined ? kResiduals + 1 : 1;
-  s.last[s.stages - 1] = steps;
-  // Steps come in pairs, with an empty one in front where their number is odd. After a residual, one step without
-  // products and then an even number. Noise of the steps before a residual updates over those behind it alone, so the
-  // first stages are the shorter ones.
-  for (int i = s.stages - 2; i >= 0; --i) {
-    const int about = steps * (i + 1) * 2 / 7;
-    s.last[i] = about - (s.last[i + 1] - about + 1) % 2;
-  }
+  s.last = steps;
 
   kernels::Schedule chebyshev(Solver::chebyshev, top + ridge, ridge);
   double grown = 1, before = 1;
@@ -97,11 +113,11 @@ inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early,
   for (int i = 1, stage = 0; i <= steps; ++i) {
     const Coefficients of = chebyshev.step(i);
     const double c = of.s, omega = 1 + of.m;
-    if (i == s.last[stage] + 1) {
-      s.residual[stage++] = {.grown = static_cast<float>(grown),
-                             .grown_before = static_cast<float>(before),
-                             .e_weight = static_cast<float>(1 - omega),
-                             .r_weight = static_cast<float>(c)};
+    if (stages != nullptr && i == stages->last[stage] + 1) {
+      stages->residual[stage++] = {.grown = static_cast<float>(grown),
+                                   .grown_before = static_cast<float>(before),
+                                   .e_weight = static_cast<float>(1 - omega),
+                                   .r_weight = static_cast<float>(c)};
       before = grown = 1;
       continue;
     }
@@ -124,36 +140,50 @@ inline double spread_for(double top, double n) {
 }
 
 /// Schedules for spectra that reach less far than 1 have 8, 10, … 20 steps.
-inline constexpr int kReaches = 7, kShortest = 8, kFirstReach = 2;
+inline constexpr int kReaches = 7, kShortest = 8, kFirstReach = 3;
 
-/// One for chunks that need no residual and one for those that do, by that: where refining is not allowed, the same.
-/// Then those for less: of[kFirstReach + i], i < reaches, for chunks of which every token has tr H/‖H‖_F ≥ spread[i],
-/// which falls.
+/// How a chunk is refined: not; with two residuals; with one before every step.
+enum Refined : int { kNot = 0, kTwice = 1, kEverywhere = 2 };
+
+/// By how a chunk is refined. Then those for spectra that reach less far: of[kFirstReach + i], i < reaches, for chunks
+/// of which every token has tr H/‖H‖_F ≥ spread[i], which falls.
 struct Schedules {
   Schedule of[kFirstReach + kReaches];
+  Stages stages[2];  // of[kTwice]'s, of[kEverywhere]'s
   int reaches = 0;
   float spread[kReaches] = {};
   bool may_refine = false;
-  float least_spread = 0;  // chunks with a token below this are refined
+  float least_spread = 0;   // chunks with a token below this are refined,
+  float least_for_two = 0;  // and with one below this everywhere
 };
 
 /// Where tr H / ‖H‖_F (the root of how many keys H is made of, about) is below kAmple/a, the directions that are read
-/// are so small in x beside the null space that rounding, and in the gradients stopping early, would show.
+/// are so small in x beside the null space that rounding, and in the gradients stopping early, would show. Where the
+/// steps converge, the second half of them makes up for it; where they are too few, or the ridge is too small, nothing
+/// does, and no iterate may be rounded.
 inline constexpr double kAmple = 0.07;
 
 inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refine, std::int64_t dim) {
-  const bool may_refine = refine && iterations >= kFewestRefined, early = refine && iterations >= kBudget;
-  Schedules all{
-      .of = {make_schedule(ridge, iterations, early, false), make_schedule(ridge, iterations, false, may_refine)},
-      .may_refine = may_refine,
-      .least_spread = static_cast<float>(kAmple / ridge)};
+  const bool may_refine = refine && iterations > 0, early = refine && iterations >= kBudget;
+  const bool converges = early && ridge >= kUsualRidge;
+  Schedules all{.may_refine = may_refine,
+                .least_spread = static_cast<float>(kAmple / ridge),
+                .least_for_two = static_cast<float>(converges ? 0 : kAmple / std::max(ridge, kUsualRidge))};
+  const auto steps = static_cast<int>(iterations);
+  all.of[kNot] = make_schedule(ridge, iterations, early);
+  // Where two residuals are too many steps between them, the chunks that ask for some get them everywhere.
+  all.stages[0] = early ? two_residuals(steps) : residuals_everywhere(steps);
+  all.stages[1] = residuals_everywhere(steps);
+  for (int i = 0; i < 2; ++i) {
+    all.of[kTwice + i] = make_schedule(ridge, iterations, false, may_refine ? &all.stages[i] : nullptr);
+  }
   constexpr double kMargin = 1.005;  // for rounding, where traces and norms are found
   const auto n = static_cast<double>(dim);
   for (int i = 0; i < kReaches && early; ++i) {
-    const int steps = kShortest + 2 * i;
-    const double reach = reach_of(ridge, steps);
-    if (steps >= all.of[0].last[0] || reach >= 1) break;
-    all.of[kFirstReach + i] = make_schedule(ridge, steps, true, false, reach);
+    const int fewer = kShortest + 2 * i;
+    const double reach = reach_of(ridge, fewer);
+    if (fewer >= all.of[kNot].last || reach >= 1) break;
+    all.of[kFirstReach + i] = make_schedule(ridge, fewer, true, nullptr, reach);
     all.spread[i] = static_cast<float>(kMargin * spread_for(reach, n));
     all.reaches = i + 1;
   }

@@ -14,12 +14,12 @@
 //   with everything else that is added: t costs nothing, and three iterates never live at once.
 // - Iterates are kept as u_i = ξ_i/g_i with g_i = −(c_i/c) g_{i-1}: products have the same factor in every step.
 // - Where few keys make up H (strong decay, the start of a sequence) its null space dominates x, and rounding
-//   there shows in the few directions that are read. Chunks with such tokens (`needs_refining` of chunk_system.cuh) get
-//   the whole budget of iterations and, twice on the way, the residual b − (H̃ + a)ξ with iterates and scores in two
-//   float16 parts; the *same* Chebyshev recurrence then goes on for the error: e_i = ξ_i − ξ_n obeys it with the
-//   residual of ξ_n as right-hand side, e_n = 0 and e_{n-1} = ξ_{n-1} − ξ_n. Nothing is lost by starting
-//   anew, and its first step needs no product. H itself stays rounded: that is a perturbation, the same forward and
-//   backward, of 2⁻¹² beside its norm.
+//   there shows in the few directions that are read. Chunks with such tokens (`spread_asked` of chunk_system.cuh) get
+//   the whole budget of iterations and, twice on the way (before every step where they are too few to converge), the
+//   residual b − (H̃ + a)ξ with iterates and scores in two float16 parts; the *same* Chebyshev recurrence then goes on
+//   for the error: e_i = ξ_i − ξ_n obeys it with the residual of ξ_n as right-hand side, e_n = 0 and e_{n-1} = ξ_{n-1}
+//   − ξ_n. Nothing is lost by starting anew, and its first step needs no product. H itself stays rounded: that is a
+//   perturbation, the same forward and backward, of 2⁻¹² beside its norm.
 // - Everything that has a scale (f, η, ζ, β) lives in logarithms until it is a ratio.
 #pragma once
 
@@ -430,15 +430,17 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
     ChunkSolver<D> solver{.h = tiles + turn * kState, .k = k, .rhs = rhs, .mask = mask};
     barrier_wait(&arrived[3], phase_system);
     const bool empty = rows.chunk.length <= 0, refined = !empty && rows.refined != 0;
-    const int which = refined ? 1 : empty ? 0 : rows.schedule;
+    const int which = refined ? rows.refined : empty ? 0 : rows.schedule;
     const Schedule& schedule = schedules.of[which];
+    const Stages& stages = schedules.stages[which == kEverywhere ? 1 : 0];
+    int last = refined ? stages.last[0] : schedule.last;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       solver.t[i] = rows.t[own_row() + 8 * i] * schedule.faster;
       solver.inverse_t[i] = 1 / solver.t[i];
     }
     // Before an odd number of steps comes one that makes ξ_0 out of nothing.
-    int i = schedule.last[0] % 2 == 0 ? 1 : 0, stage = 0;
+    int i = last % 2 == 0 ? 1 : 0, stage = 0;
     float u1[D / 2], u2[D / 2];
     const float start = i == 0 ? 0 : schedule.start;
     start_iterates<D>(u1, u2, rhs, start, refined, own);
@@ -449,12 +451,12 @@ __global__ void __launch_bounds__(kWarpgroup, 2)
     phase[turn] ^= 1;
 #pragma unroll 1
     while (!empty) {
-      solver.steps(u1, u2, schedule, i, schedule.last[stage]);
-      if (stage == schedule.stages - 1) break;
-      const Residual& at = schedule.residual[stage];
-      i = schedule.last[stage] + 2;
+      solver.steps(u1, u2, schedule, i, last);
+      if (!refined || stage == stages.count - 1) break;
+      const Residual& at = stages.residual[stage];
+      i = last + 2;
       park_iterates<D>(u1, u2, at, stage, own);
-      ++stage;
+      last = stages.last[++stage];
       find_residual<D>(solver, u1, u2, schedule, rows, call, task % p.heads, static_cast<int>(p.key_dim), rhs_pairs,
                        own);
       start_stage<D>(u1, u2, schedule, at, rhs, own);

@@ -24,7 +24,7 @@ struct alignas(16) SystemRows {
   float zeta[kChunk];
   int flags[kChunk];  // kBadToken: its key or its gates are not numbers; kForgetsAll: γ = 0
   Stretch chunk;      // no tokens: a slot without a chunk
-  int refined;        // whether the chunk is refined
+  int refined;        // how: Refined of schedule.h
   int schedule;       // of Schedules, where it is not refined
 };
 
