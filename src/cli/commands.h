@@ -26,6 +26,7 @@ Action declare_runs(CLI::App& app);
 Action declare_plot(CLI::App& app);
 Action declare_bench(CLI::App& app);
 Action declare_score(CLI::App& app);
+Action declare_eval(CLI::App& app);
 Action declare_generate(CLI::App& app);
 Action declare_serve(CLI::App& app);
 Action declare_tokenize(CLI::App& app);
@@ -37,6 +38,7 @@ Action declare_convert(CLI::App& app);
 inline constexpr std::array kCommands{
     Command{"info", "What this build holds, what this machine can run, and which kernel a call takes", declare_info},
     Command{"score", "How likely a model finds texts: perplexity and log-probabilities", declare_score},
+    Command{"eval", "How well a model does tasks: multiple choice, last words, bits per byte, answers", declare_eval},
     Command{"generate", "Continue a prompt token by token", declare_generate},
     Command{"serve", "Serve models: OpenAI's API, memories, and a page to chat", declare_serve},
     Command{"tokenize", "Turn text or JSON lines into a token file for training", declare_tokenize},

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/files.h"
+#include "base/json.h"
 #include "data/token_file.h"
 #include "models/checkpoint.h"
 #include "models/placement.h"
@@ -77,6 +78,21 @@ data::Tokenizer load_tokenizer(const ModelArguments& arguments) {
         "numbers with --ids");
   }
   return data::Tokenizer::load(folder.string());
+}
+
+std::optional<std::int64_t> first_token(const ModelArguments& arguments, const data::Tokenizer& tokenizer) {
+  const auto file = checkpoint_of(arguments) / "tokenizer_config.json";
+  if (arguments.tokenizer.empty() && std::filesystem::exists(file)) {
+    const auto config = parse_json(read_text(file), file.string());
+    for (const char* key : {"bos_token", "eos_token"}) {
+      const auto found = config.is_object() ? config.find(key) : config.end();
+      if (found == config.end()) continue;
+      const auto& text = found->is_object() && found->contains("content") ? (*found)["content"] : *found;
+      if (!text.is_string()) continue;
+      if (const auto token = tokenizer.find(text.get<std::string>())) return *token;
+    }
+  }
+  return tokenizer.end_of_document();
 }
 
 std::vector<Tokens> read_ids(const std::string& path, std::int64_t vocabulary) {

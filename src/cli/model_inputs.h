@@ -32,6 +32,10 @@ models::Decoder load(const ModelArguments& arguments);
 /// Throws one sentence that says what to do where the model has no tokenizer beside it.
 data::Tokenizer load_tokenizer(const ModelArguments& arguments);
 
+/// What a text begins with where nothing comes before it: tokenizer_config.json's bos_token, its eos_token, or what
+/// separates documents.
+std::optional<std::int64_t> first_token(const ModelArguments& arguments, const data::Tokenizer& tokenizer);
+
 using Tokens = std::vector<std::int64_t>;
 
 /// Token numbers separated by white space, one sequence per line. Throws one sentence with the line where something is
