@@ -108,8 +108,8 @@ Measured: the 440M model trains at {speed:,.0f} tokens/s at its longest sequence
 ({large.flop / 1e9:.0f} billion per token here); the 8B model is taken to reach the same share, though `gka.train` fuses
 less than `gka train`, which was measured. A block keeps {KEPT_PER_TOKEN * large.hidden / 1e3:.0f} kB per token, the
 440M's times the width. Counted: weights, gradients and averages are cut over all GPUs (16 bytes per parameter), and
-each part of a batch gathers the weights twice in bfloat16 and sums gradients in float32. Assumed:
-{WITHIN / 1e9:.0f} GB/s to and from a GPU within a machine of 8, {BETWEEN / 1e9:.0f} GB/s between machines; sending hides behind computing
+each part of a batch gathers the weights twice in bfloat16 and sums gradients in float32. Assumed: {WITHIN / 1e9:.0f}
+GB/s to and from a GPU within a machine of 8, {BETWEEN / 1e9:.0f} GB/s between machines; sending hides behind computing
 entirely. Recomputing (`checkpoint_activations`) costs a third of the forward and backward pass.
 """
     write_section(ROOT / "docs/distributed.md", "scaling", text)

@@ -11,12 +11,13 @@ from pathlib import Path
 # Name on the command line: (the key per step, the key per evaluation, the axis' label, logarithmic).
 QUANTITIES = {
     "loss": ("loss", "eval_loss", "loss (nats per token)", False),
-    "accuracy": ("accuracy", "eval_accuracy", "accuracy (exact match)", False),
+    "accuracy": ("accuracy", "eval_accuracy", "accuracy", False),
     "learning_rate": ("learning_rate", None, "learning rate", False),
     "gradient_norm": ("gradient_norm", None, "length of the gradient", True),
     "tokens_per_second": ("tokens_per_second", None, "tokens per second", False),
-    "memory": ("memory_bytes", None, "memory (bytes)", False),
+    "memory": ("memory_bytes", None, "memory", False),
 }
+UNITS = {"memory": "B"}  # with their thousands: GB, not 1e8
 HORIZONTAL = {"step": ("step", "step"), "tokens": ("tokens", "tokens"), "time": ("seconds", "time (s)")}
 
 # Colours that stay apart for readers who do not see red and green (Okabe and Ito).
@@ -110,10 +111,25 @@ def draw(axes, lines, name, colour, across, quantity):
     return bool(y), bool(evaluated[1])
 
 
-def axis_in_powers(axis):
+def axis_in_powers(axis, unit=""):
     from matplotlib.ticker import EngFormatter
 
-    axis.set_major_formatter(EngFormatter(sep=""))
+    axis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
+
+
+def label_of(quantity, folders):
+    """A task's accuracy counts whole answers, a text's single tokens; the run's own settings say which it is."""
+    label = QUANTITIES[quantity][2]
+    if quantity != "accuracy":
+        return label
+    kinds = set()
+    for folder in folders:
+        try:
+            settings = json.loads((folder / "train.json").read_text())
+            kinds.add("task" in (settings.get("eval_data") or settings["data"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return label
+    return f"{label} ({'exact match' if kinds == {True} else 'next token'})" if len(kinds) == 1 else label
 
 
 def plot(folders, output, across, quantities):
@@ -128,10 +144,14 @@ def plot(folders, output, across, quantities):
         quantities = ["loss", "accuracy"] if measured else ["loss"]
     key, label = HORIZONTAL[across]
     with plt.rc_context(STYLE):
+        across_page = min(3, len(quantities))
+        down = -(-len(quantities) // across_page)
         figure, panels = plt.subplots(
-            1, len(quantities), figsize=(6.4 * len(quantities), 4.2), squeeze=False, layout="constrained"
+            down, across_page, figsize=(6.4 * across_page, 4.2 * down), squeeze=False, layout="constrained"
         )
-        for axes, quantity in zip(panels[0], quantities, strict=True):
+        for axes in panels.flat[len(quantities) :]:
+            axes.remove()
+        for axes, quantity in zip(panels.flat, quantities, strict=False):
             drawn = [
                 draw(axes, lines, name, COLOURS[i % len(COLOURS)], key, quantity)
                 for i, (name, lines) in enumerate(runs.items())
@@ -141,13 +161,15 @@ def plot(folders, output, across, quantities):
             if all(map(any, zip(*drawn, strict=True))):
                 axes.plot([], [], color="#888888", linewidth=1.8, label="training")
                 axes.plot([], [], "--", marker="o", markersize=4, color="#888888", linewidth=1.2, label="evaluation")
-            axes.set(xlabel=label, ylabel=QUANTITIES[quantity][2])
+            axes.set(xlabel=label, ylabel=label_of(quantity, folders))
             axes.set_xlim(left=0)
             if quantity == "accuracy":
                 axes.set_ylim(-0.02, 1.02)
             if QUANTITIES[quantity][3]:
                 axes.set_yscale("log")
             axis_in_powers(axes.xaxis)
+            if quantity in UNITS:
+                axis_in_powers(axes.yaxis, UNITS[quantity])
         handles, names = panels[0][0].get_legend_handles_labels()
         if len(runs) <= 6:
             panels[0][0].legend(handles, names)
@@ -157,6 +179,9 @@ def plot(folders, output, across, quantities):
             figure.savefig(output)
         except (OSError, ValueError) as error:
             fail(f"cannot write '{output}': {error}")
+    steps = [line["step"] for lines in runs.values() for line in lines if is_number(line.get("step"))]
+    what = ", ".join(quantities).replace("_", " ")
+    print(f"{output}: {what} of {len(runs)} run{'s' if len(runs) > 1 else ''}, up to step {max(steps, default=0)}")
 
 
 def comma_separated(text):

@@ -102,23 +102,16 @@ def write_state(run: Path, state: str, steps: int, message: str = "") -> None:
 
 
 class Metrics:
-    """metrics.jsonl from a step on, with the lines before it."""
+    """metrics.jsonl and TensorBoard's events from a step on, with the lines before it."""
 
     def __init__(self, run: Path, last_step: int) -> None:
-        kept = [line for line in read_metrics(run) if line.get("step", 0) <= last_step]
-        write_text(run / "metrics.jsonl", "".join(self._line(line) for line in kept))
-        self._file = (run / "metrics.jsonl").open("a")
-
-    @staticmethod
-    def _line(values: dict) -> str:
-        return json.dumps(values, separators=(",", ":")) + "\n"
+        self._file = torch.classes.gka.MetricsFile(os.fspath(run), last_step)
 
     def append(self, values: dict) -> None:
-        self._file.write(self._line(values))
-        self._file.flush()
+        self._file.append(json.dumps(values))
 
     def flush(self) -> None:
-        os.fsync(self._file.fileno())
+        self._file.flush()
 
 
 class Progress:

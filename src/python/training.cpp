@@ -59,6 +59,16 @@ class RunLock final : public torch::CustomClassHolder {
   train::RunLock lock_;
 };
 
+class MetricsFile final : public torch::CustomClassHolder {
+ public:
+  MetricsFile(const std::string& run, std::int64_t last_step) : file_(run, last_step) {}
+  void append(const std::string& line) { file_.append(Json::parse(line)); }
+  void flush() { file_.flush(); }
+
+ private:
+  train::MetricsFile file_;
+};
+
 /// A training file with `--set` and everything that was left out, and what follows from it.
 std::string training_settings(const std::string& path, const std::vector<std::string>& assignments) {
   auto settings = train::read_settings(path);
@@ -156,6 +166,10 @@ TORCH_LIBRARY_FRAGMENT(gka, m) {
       .def("longest", &Source::longest)
       .def("describe", &Source::describe);
   m.class_<RunLock>("RunLock").def(torch::init<std::string>()).def("remove", &RunLock::remove);
+  m.class_<MetricsFile>("MetricsFile")
+      .def(torch::init<std::string, std::int64_t>())
+      .def("append", &MetricsFile::append)
+      .def("flush", &MetricsFile::flush);
   m.def("training_settings(str path, str[] assignments) -> str", training_settings);
   m.def("training_model(str settings) -> str", training_model);
   m.def("training_difference(str before, str now) -> str", training_difference);

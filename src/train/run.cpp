@@ -3,10 +3,13 @@
 #include <sys/file.h>
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
+
+#include "train/events.h"
 
 namespace gka::train {
 namespace {
@@ -14,6 +17,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kMetrics = "metrics.jsonl";
+constexpr const char* kEvents = "events.out.tfevents.gka";  // TensorBoard looks for the middle of this name
+
+double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 fs::path lock_path(const fs::path& run) { return run / "lock"; }
 
@@ -68,20 +74,37 @@ void RunLock::remove() {
   if (made_) fs::remove(path_);
 }
 
-MetricsFile::MetricsFile(const fs::path& run, std::int64_t last_step) : path_(run / kMetrics) {
-  std::string kept;
-  for (const auto& line : read_metrics(run)) {
-    if (value_or<std::int64_t>(line, "step", 0) <= last_step) kept += line.dump() + "\n";
+MetricsFile::MetricsFile(const fs::path& run, std::int64_t last_step)
+    : metrics_(run / kMetrics), events_(run / kEvents) {
+  auto lines = read_metrics(run);
+  std::erase_if(lines, [&](const Json& line) { return value_or<std::int64_t>(line, "step", 0) > last_step; });
+  // When an older line was measured is not noted: as if the run had gone on without a pause until now.
+  const auto seconds = [](const Json& line) { return value_or(line, "seconds", 0.0); };
+  const double began = now() - (lines.empty() ? 0.0 : seconds(lines.back()));
+  std::string text, events = events_header(began);
+  for (const auto& line : lines) {
+    text += line.dump() + "\n";
+    events += event_of(line, began + seconds(line));
   }
-  write_text(path_, kept);
-  file_ = Descriptor(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
-  if (!file_.open()) throw file_error("write", path_);
+  metrics_.begin(text);
+  events_.begin(events);
 }
 
-void MetricsFile::append(const Json& line) { write_all(file_, path_, line.dump() + "\n"); }
+void MetricsFile::append(const Json& line) {
+  metrics_.append(line.dump() + "\n");
+  events_.append(event_of(line, now()));
+}
+
+void MetricsFile::Appended::begin(const std::string& text) {
+  write_text(path, text);
+  file = Descriptor(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  if (!file.open()) throw file_error("write", path);
+}
+
+void MetricsFile::Appended::append(const std::string& text) { write_all(file, path, text); }
 
 void MetricsFile::flush() {
-  if (::fsync(file_.get()) != 0) throw file_error("write", path_);
+  if (::fsync(metrics_.file.get()) != 0) throw file_error("write", metrics_.path);
 }
 
 std::vector<Json> read_metrics(const fs::path& run) {

@@ -3,6 +3,7 @@
 //   train.json      every setting, after defaults and --set
 //   run.json        how it stands
 //   metrics.jsonl   one line per step
+//   events.out.…    the same for TensorBoard
 //   checkpoints/    step-000001000, …
 //   lock            held by the process that trains; the system lets go of it however that process ends
 #pragma once
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/fields.h"
@@ -38,7 +40,7 @@ class RunLock {
   Descriptor file_;
 };
 
-/// metrics.jsonl, one JSON object per line and step.
+/// metrics.jsonl, one JSON object per line and step, and beside it the same numbers for TensorBoard.
 class MetricsFile {
  public:
   /// Keeps the lines up to `last_step` and appends after them.
@@ -48,8 +50,15 @@ class MetricsFile {
   void flush();
 
  private:
-  std::filesystem::path path_;
-  Descriptor file_;
+  struct Appended {
+    explicit Appended(std::filesystem::path where) : path(std::move(where)) {}
+    /// The file has this text from here on, and is there whole or as it was.
+    void begin(const std::string& text);
+    void append(const std::string& text);
+    std::filesystem::path path;
+    Descriptor file{};
+  };
+  Appended metrics_, events_;
 };
 
 /// The complete lines of a run's metrics.jsonl; none where there is no such file.

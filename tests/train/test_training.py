@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import struct
 import subprocess
 from pathlib import Path
 
@@ -86,11 +87,90 @@ def test_runs_are_listed(whole):
     assert (told["loss"], told["step"], told["state"]) == (loss, 24, "finished")
 
 
+def checksum(data):
+    """CRC-32C bit by bit, masked as TensorFlow's records have it."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    value ^= 0xFFFFFFFF
+    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(data):
+    while data:
+        length, of_length = struct.unpack("<QI", data[:12])
+        content, (of_content,) = data[12 : 12 + length], struct.unpack("<I", data[12 + length : 16 + length])
+        assert (of_length, of_content) == (checksum(data[:8]), checksum(content))
+        yield content
+        data = data[16 + length :]
+
+
+def fields(message):
+    """(number, value) of a protocol buffer."""
+    while message:
+        tag, message = message[0], message[1:]
+        if tag & 7 in (1, 5):
+            size = 8 if tag & 7 == 1 else 4
+            yield tag >> 3, struct.unpack("<d" if size == 8 else "<f", message[:size])[0]
+        else:
+            size = value = shift = 0
+            while True:
+                value, shift, size = value | (message[size] & 127) << shift, shift + 7, size + 1
+                if message[size - 1] < 128:
+                    break
+            if tag & 7 == 2:
+                message, size = message[size:], value
+                value = message[:size]
+            yield tag >> 3, value
+        message = message[size:]
+
+
+def test_tensorboard_gets_every_number_of_the_metrics(whole):
+    (path,) = (whole.folder / "runs/small").glob("*tfevents*")
+    first, *events = (dict(fields(content)) for content in records(path.read_bytes()))
+    assert first[3] == b"brain.Event:2"
+    told = []
+    for event in events:
+        values = [dict(fields(value)) for number, value in fields(event[5]) if number == 1]
+        told.append({value[1].decode(): value[2] for value in values} | {"step": event[2]})
+    assert told == [
+        {
+            name: value if name == "step" else struct.unpack("<f", struct.pack("<f", value))[0]
+            for name, value in line.items()
+        }
+        for line in whole.metrics("runs/small")
+    ]
+    times = [event[1] for event in events]
+    assert times == sorted(times)
+
+
 def test_curves_are_drawn(whole):
     pytest.importorskip("matplotlib")
     done = whole.call("plot", "runs/small", "-o", "curves.png", "--x", "tokens", "--y", "loss,accuracy,gradient_norm")
     assert done.returncode == 0, done.stderr
     assert (whole.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout == "curves.png: loss, accuracy, gradient norm of 1 run, up to step 24\n"
+
+
+def test_six_panels_stand_in_two_rows_with_bytes_in_their_unit(whole):
+    pytest.importorskip("matplotlib")
+    panels = "loss,accuracy,learning_rate,gradient_norm,tokens_per_second,memory"
+    assert whole.call("plot", "runs/small", "-o", "six.svg", "--y", panels).returncode == 0
+    picture = (whole.folder / "six.svg").read_text()
+    across, down = (float(word) for word in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', picture).groups())
+    assert 1.5 < across / down < 3
+    assert re.search(r"<!-- \d+(\.\d+)? MB -->", picture)
+    assert "<!-- accuracy (exact match) -->" in picture
+
+
+def test_the_accuracy_of_a_text_is_that_of_single_tokens(whole, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "train.json").write_text(json.dumps({"data": {"kind": "tokens", "files": []}, "eval_data": None}))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0, "eval_accuracy": 0.5}\n')
+    assert whole.call("plot", str(tmp_path), "-o", "text.svg").returncode == 0
+    assert "<!-- accuracy (next token) -->" in (whole.folder / "text.svg").read_text()
 
 
 def test_a_plot_of_nothing_says_so(whole):
