@@ -116,7 +116,7 @@ struct EngineOptions {
   std::int64_t cache_bytes = 0;      // of attention's caches, all sequences together; 0: the engine's choice
   std::int64_t queue = 1024;         // requests that may wait
   std::string device{}, dtype{};     // "": automatic
-  std::string weights{};             // "": as stored; "int8"
+  std::string weights{};             // "" or "stored", "float32", "bfloat16", "int8" (docs/inference.md)
   std::filesystem::path memories{};  // folder; empty: memories live in RAM only
   bool deterministic = false;        // no answer changes in a single bit with what else runs; slower
   std::function<void(double fraction)> on_load{};

@@ -27,6 +27,7 @@ class _Options(ctypes.Structure):
     _fields_ = [
         ("device", c_char_p),
         ("dtype", c_char_p),
+        ("weights", c_char_p),
         ("memories", c_char_p),
         ("slots", c_int64),
         ("context", c_int64),
@@ -157,6 +158,7 @@ class Engine:
     """A model folder (or a training run) ready to answer. Prompts are texts or lists of token numbers.
 
     ``tokenizer`` names one where the folder has none ("bytes", or a tokenizer.json); without any, prompts are numbers.
+    ``weights``: "stored" (bfloat16 on the CPU is mapped and not copied), "float32", "bfloat16" or "int8".
     ``slots``, ``context``, ``step_tokens``, ``snapshot_bytes`` and ``cache_bytes`` of 0 are chosen by the engine.
     """
 
@@ -166,6 +168,7 @@ class Engine:
         *,
         device: str | None = None,
         dtype: str | None = None,
+        weights: str | None = None,
         tokenizer: str | Path | None = None,
         slots: int = 0,
         context: int = 0,
@@ -179,6 +182,7 @@ class Engine:
         options = _Options(
             _bytes(device),
             _bytes(dtype),
+            _bytes(weights),
             _bytes(memories),
             slots,
             context,

@@ -58,14 +58,23 @@ void add_model_arguments(CLI::App& app, ModelArguments& arguments) {
   app.add_option("--device", arguments.device, "cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--dtype", arguments.dtype,
                  models::list_dtypes() + " (float32 on the CPU by default, elsewhere the checkpoint's own)");
+  add_weights_option(app, arguments.weights);
   app.add_option("--tokenizer", arguments.tokenizer,
                  "bytes, a tokenizer.json or a folder that holds one (the model's folder by default)");
+}
+
+void add_weights_option(CLI::App& app, std::string& weights) {
+  app.add_option("--weights", weights,
+                 "How the matrices are kept: " + list_names<models::WeightsAs>() +
+                     " (stored by default: bfloat16 is mapped and not copied; int8 is half of that)");
 }
 
 models::Decoder load(const ModelArguments& arguments) {
   const auto device = models::device_named("--device", arguments.device);
   return models::load_model(checkpoint_of(arguments),
-                            {.device = device, .dtype = models::dtype_on("--dtype", arguments.dtype, device)});
+                            {.device = device,
+                             .dtype = models::dtype_on("--dtype", arguments.dtype, device),
+                             .weights = models::weights_named("--weights", arguments.weights)});
 }
 
 data::Tokenizer load_tokenizer(const ModelArguments& arguments) {

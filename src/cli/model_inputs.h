@@ -21,13 +21,17 @@ struct ModelArguments {
   std::string model;  // a checkpoint folder
   std::string device = "cpu";
   std::string dtype;      // empty: float32 on the CPU, the checkpoint's own elsewhere
+  std::string weights;    // empty: as stored
   std::string tokenizer;  // empty: the model's folder
 };
 
-/// MODEL, --device, --dtype and --tokenizer.
+/// MODEL, --device, --dtype, --weights and --tokenizer.
 void add_model_arguments(CLI::App& app, ModelArguments& arguments);
 
+/// For inference.
 models::Decoder load(const ModelArguments& arguments);
+
+void add_weights_option(CLI::App& app, std::string& weights);
 
 /// Throws one sentence that says what to do where the model has no tokenizer beside it.
 data::Tokenizer load_tokenizer(const ModelArguments& arguments);

@@ -13,6 +13,7 @@
 
 #include "base/files.h"
 #include "cli/commands.h"
+#include "cli/model_inputs.h"
 #include "cli/progress.h"
 #include "infer/engine.h"
 #include "serve/service.h"
@@ -153,7 +154,7 @@ Action declare_serve(CLI::App& app) {
       ->type_name("FOLDER");
   app.add_option("--device", engine.device, "cpu, cuda or cuda:N (a GPU where there is one)");
   app.add_option("--dtype", engine.dtype, "In which type to compute");
-  app.add_option("--weights", engine.weights, "int8: half the bytes of weights");
+  add_weights_option(app, engine.weights);
   app.add_option("--tokenizer", arguments->tokenizer,
                  "bytes, a tokenizer.json or a folder that holds one (the model's by default)");
   app.add_option("--slots", engine.slots, "Sequences at once (0: what fits)")->check(CLI::NonNegativeNumber);

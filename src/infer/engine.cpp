@@ -419,15 +419,14 @@ std::unique_ptr<Engine> make_engine(models::Decoder decoder, const EngineOptions
 }
 
 std::unique_ptr<Engine> Engine::load(const std::filesystem::path& model, const EngineOptions& options) {
-  if (!options.weights.empty()) {
-    throw std::runtime_error("weights are taken as they are stored; '" + options.weights + "' is not built yet");
-  }
   const auto latest = model / "latest";
   const bool run = !std::filesystem::exists(model / "config.json") && std::filesystem::exists(latest / "config.json");
   const auto device = device_of(options.device);
   if (options.on_load) options.on_load(0);
-  auto decoder = models::load_model(run ? latest : model,
-                                    {.device = device, .dtype = models::dtype_on("dtype", options.dtype, device)});
+  auto decoder = models::load_model(run ? latest : model, {.device = device,
+                                                           .dtype = models::dtype_on("dtype", options.dtype, device),
+                                                           .weights = models::weights_named("weights", options.weights),
+                                                           .progress = options.on_load});
   if (options.on_load) options.on_load(1);
   return make_engine(std::move(decoder), options);
 }

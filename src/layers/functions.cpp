@@ -16,6 +16,7 @@
 #include "gka/block.h"
 #include "ops/fused.h"
 #include "ops/rotary.h"
+#include "ops/stored.h"
 #include "ops/swiglu.h"
 
 namespace gka::layers {
@@ -30,8 +31,12 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   // The weight's gradient then comes as wide as the weight is.
   if (!bias.defined() && is_learning(weight) && ops::has_fused(x)) return project_all(x, {weight})[0];
   if (!bias.defined() && ops::has_small_products(x, {weight})) return project_all(x, {weight})[0];
-  if (!bias.defined()) return at::linear(x, weight.to(dtype));
-  return at::linear(x, weight.to(dtype), bias.to(dtype));
+  if (ops::takes_stored(x, {weight})) {
+    const auto y = ops::stored_products(x, {weight})[0];
+    return bias.defined() ? y + bias.to(dtype) : y;
+  }
+  const auto matrix = ops::dense(weight, x.size(-1), dtype);
+  return bias.defined() ? at::linear(x, matrix, bias.to(dtype)) : at::linear(x, matrix);
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
@@ -124,9 +129,9 @@ std::vector<at::Tensor> open_gates(const at::Tensor& projected, const std::vecto
 }
 
 SwiGlu::SwiGlu(std::int64_t hidden, std::int64_t intermediate, double initializer_range, const Scope& scope)
-    : gate_(scope.add("gate_proj.weight", {intermediate, hidden}, init::normal(initializer_range))),
-      up_(scope.add("up_proj.weight", {intermediate, hidden}, init::normal(initializer_range))),
-      down_(scope.add("down_proj.weight", {hidden, intermediate}, init::normal(initializer_range))) {}
+    : gate_(scope.add_matrix("gate_proj.weight", {intermediate, hidden}, init::normal(initializer_range))),
+      up_(scope.add_matrix("up_proj.weight", {intermediate, hidden}, init::normal(initializer_range))),
+      down_(scope.add_matrix("down_proj.weight", {hidden, intermediate}, init::normal(initializer_range))) {}
 
 at::Tensor SwiGlu::forward(const at::Tensor& x) const {
   const bool fused = ops::has_fused(x) && gate_.size(0) % ops::kFusedMultiple == 0;

@@ -65,7 +65,7 @@ class Gka final : public Mixer {
             config, scope) {
     const auto hidden = config.hidden_size, heads = sizes_.heads;
     const auto gates = std::int64_t{config_.use_forgetting_gate} + config_.use_beta_gate + config_.use_alpha_connection;
-    if (gates > 0) gate_weights_ = scope.room({gates * heads, hidden});
+    if (gates > 0) gate_weights_ = scope.matrix_room({gates * heads, hidden});
     std::int64_t gate = 0;
     const auto next = [&] { return gate_weights_.narrow(0, heads * gate++, heads); };
     if (config_.use_forgetting_gate) {

@@ -4,9 +4,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_qr.h>
+#include <c10/util/accumulate.h>
 
 #include <stdexcept>
 #include <tuple>
+#include <utility>
+
+#include "ops/stored.h"
 
 namespace gka::layers {
 
@@ -36,26 +40,39 @@ Init orthonormal_rows() {
 
 }  // namespace init
 
-at::Tensor Parameters::room(at::IntArrayRef shape) const {
-  return at::empty(shape, at::TensorOptions().device(options_.device).dtype(options_.dtype));
+at::Tensor Parameters::matrix_room(at::IntArrayRef shape) const {
+  const auto type = options_.matrices.value_or(options_.dtype);
+  const auto options = at::TensorOptions().device(options_.device).dtype(type);
+  return type == at::kChar ? at::empty(ops::int8_shape(shape[0], shape[1]), options) : at::empty(shape, options);
 }
 
-at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, const Init& init, WeightDecay decay,
-                           const at::Tensor& place) {
-  if (!index_.emplace(name, all_.size()).second) {
-    throw std::invalid_argument("There is a parameter '" + name + "' already; each layer needs a prefix of its own.");
-  }
+at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, const Init& init, WeightDecay decay) {
+  at::Tensor value = at::empty(shape, at::TensorOptions().device(options_.device).dtype(options_.dtype));
+  return keep({.name = name, .value = std::move(value), .shape = shape.vec(), .weight_decay = decay}, init);
+}
+
+at::Tensor Parameters::add_matrix(const std::string& name, at::IntArrayRef shape, const Init& init,
+                                  const at::Tensor& room) {
   // A leaf of its own in the same memory: its changes are not its neighbours'.
-  at::Tensor value = place.defined() ? place.variable_data() : room(shape);
+  at::Tensor value = room.defined() ? room.variable_data() : matrix_room(shape);
+  return keep({.name = name, .value = std::move(value), .shape = shape.vec(), .shares_room = room.defined()}, init);
+}
+
+at::Tensor Parameters::keep(Parameter parameter, const Init& init) {
+  if (!index_.emplace(parameter.name, all_.size()).second) {
+    throw std::invalid_argument("There is a parameter '" + parameter.name +
+                                "' already; each layer needs a prefix of its own.");
+  }
   if (options_.generator && options_.device.type() != at::kMeta) {
     const auto dtype = options_.dtype == at::kDouble ? at::kDouble : at::kFloat;
-    at::Tensor drawn = at::empty(shape, at::TensorOptions().device(options_.generator->device()).dtype(dtype));
+    at::Tensor drawn =
+        at::empty(parameter.shape, at::TensorOptions().device(options_.generator->device()).dtype(dtype));
     init(drawn, *options_.generator);
-    value.copy_(drawn);
+    ops::store(drawn, parameter.value);
   }
-  value.set_requires_grad(options_.requires_grad);
-  all_.push_back({.name = name, .value = value, .weight_decay = decay});
-  return value;
+  if (parameter.value.is_floating_point()) parameter.value.set_requires_grad(options_.requires_grad);
+  all_.push_back(std::move(parameter));
+  return all_.back().value;
 }
 
 const Parameter* Parameters::find(std::string_view name) const {
@@ -65,7 +82,7 @@ const Parameter* Parameters::find(std::string_view name) const {
 
 std::int64_t Parameters::count() const {
   std::int64_t total = 0;
-  for (const auto& parameter : all_) total += parameter.value.numel();
+  for (const auto& parameter : all_) total += c10::multiply_integers(parameter.shape);
   return total;
 }
 

@@ -33,14 +33,19 @@ enum class WeightDecay : bool { no, yes };
 
 struct Parameter {
   std::string name;
-  at::Tensor value;
+  at::Tensor value;                 // of a matrix in int8: its bytes (ops/stored.h)
+  std::vector<std::int64_t> shape;  // as the model has it
   WeightDecay weight_decay = WeightDecay::yes;
+  bool shares_room = false;  // its memory is part of a larger tensor's
 };
 
 struct ParameterOptions {
   /// at::kMeta allocates nothing: for counting.
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
+  /// Of projections, embedding and head, where it is not `dtype`: for inference with weights as they are stored.
+  /// at::kChar is int8 with scales, on the CPU alone.
+  std::optional<at::ScalarType> matrices{};
   /// Values are drawn on the generator's own device: a CPU generator gives the same weights whatever `device` is.
   /// Without one the parameters stay uninitialised, for weights that come from a checkpoint.
   std::optional<at::Generator> generator{};
@@ -53,11 +58,13 @@ class Parameters {
   Parameters(const Parameters&) = delete;
   Parameters& operator=(const Parameters&) = delete;
 
-  /// Throws where the name is taken. The values lie in `room` where that is given: part of a tensor that `room` made.
-  at::Tensor add(const std::string& name, at::IntArrayRef shape, const Init& init, WeightDecay decay,
-                 const at::Tensor& room = {});
-  /// Memory for parameters that are to lie side by side; no parameter itself.
-  at::Tensor room(at::IntArrayRef shape) const;
+  /// Throws where the name is taken.
+  at::Tensor add(const std::string& name, at::IntArrayRef shape, const Init& init, WeightDecay decay);
+  /// The same for a matrix [out, in] that activations are multiplied with, or an embedding. It lies in `room` where
+  /// that is given: rows of a tensor that `matrix_room` made.
+  at::Tensor add_matrix(const std::string& name, at::IntArrayRef shape, const Init& init, const at::Tensor& room = {});
+  /// Memory for matrices that are to lie one below the other; no parameter itself.
+  at::Tensor matrix_room(at::IntArrayRef shape) const;
 
   /// In the order in which they were added.
   const std::vector<Parameter>& all() const { return all_; }
@@ -70,6 +77,8 @@ class Parameters {
   const ParameterOptions& options() const { return options_; }
 
  private:
+  at::Tensor keep(Parameter parameter, const Init& init);
+
   ParameterOptions options_;
   std::vector<Parameter> all_;
   std::unordered_map<std::string, std::size_t> index_;
@@ -83,11 +92,15 @@ class Scope {
 
   Scope operator/(std::string_view name) const { return {*parameters_, prefix_ + std::string(name) + "."}; }
 
-  at::Tensor add(std::string_view name, at::IntArrayRef shape, const Init& init, WeightDecay decay = WeightDecay::yes,
-                 const at::Tensor& room = {}) const {
-    return parameters_->add(prefix_ + std::string(name), shape, init, decay, room);
+  at::Tensor add(std::string_view name, at::IntArrayRef shape, const Init& init,
+                 WeightDecay decay = WeightDecay::yes) const {
+    return parameters_->add(prefix_ + std::string(name), shape, init, decay);
   }
-  at::Tensor room(at::IntArrayRef shape) const { return parameters_->room(shape); }
+  at::Tensor add_matrix(std::string_view name, at::IntArrayRef shape, const Init& init,
+                        const at::Tensor& room = {}) const {
+    return parameters_->add_matrix(prefix_ + std::string(name), shape, init, room);
+  }
+  at::Tensor matrix_room(at::IntArrayRef shape) const { return parameters_->matrix_room(shape); }
 
   const std::string& prefix() const { return prefix_; }
   at::Device device() const { return parameters_->options().device; }

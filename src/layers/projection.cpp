@@ -74,7 +74,7 @@ Projected project_heads(const at::Tensor& x, const std::vector<const HeadProject
 
 at::Tensor projection_weight(std::string_view name, std::int64_t out, std::int64_t in, const MixerConfig& config,
                              const Scope& scope, const at::Tensor& room) {
-  return scope.add(join(name, ".weight"), {out, in}, init::normal(config.initializer_range), WeightDecay::yes, room);
+  return scope.add_matrix(join(name, ".weight"), {out, in}, init::normal(config.initializer_range), room);
 }
 
 at::Tensor projection_bias(std::string_view name, std::int64_t out, const Scope& scope) {
@@ -162,7 +162,7 @@ HeadExpansion::HeadExpansion(std::string_view name, const Options& options, cons
   if (options.rank == 0 || options.from == options.to) return;
   const auto low = scope / join("proj_", name);
   down_ = projection_weight("linearA", options.rank, options.from * options.head_dim, config, low);
-  up_ = low.add("linearB.weight", {options.to * options.head_dim, options.rank}, init::constant(0));
+  up_ = low.add_matrix("linearB.weight", {options.to * options.head_dim, options.rank}, init::constant(0));
   if (options.learnable_residual) {
     mixture_ = scope.add(join(name, "_rep"), {options.to, options.from}, copies_of_heads(options.from, options.to));
   }

@@ -15,7 +15,8 @@
 
 namespace gka::layers {
 
-/// The weight of a projection, normal with the configuration's deviation; in `room` where that is given (Scope::room).
+/// The weight of a projection, normal with the configuration's deviation; in `room` where that is given
+/// (Scope::matrix_room).
 at::Tensor projection_weight(std::string_view name, std::int64_t out, std::int64_t in, const MixerConfig& config,
                              const Scope& scope, const at::Tensor& room = {});
 /// "name.bias", zero at the start and without weight decay.

@@ -15,6 +15,7 @@
 
 #include "models/checksums.h"
 #include "models/dtypes.h"
+#include "ops/stored.h"
 
 namespace gka::models {
 namespace {
@@ -267,9 +268,9 @@ std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored) {
       missing.push_back(parameter.name);
       continue;
     }
-    if (at::IntArrayRef(found->second) != parameter.value.sizes()) {
+    if (found->second != parameter.shape) {
       throw std::runtime_error("'" + found->first + "' has the shape " + shape_of(found->second) +
-                               " in the checkpoint and " + shape_of(parameter.value.sizes()) + " by its configuration");
+                               " in the checkpoint and " + shape_of(parameter.shape) + " by its configuration");
     }
     matches.push_back({.parameter = &parameter, .stored = found->first});
     used.insert(found->first);
@@ -288,13 +289,56 @@ std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored) {
   return matches;
 }
 
-void load_weights(Decoder& decoder, const Weights& weights) {
+namespace {
+
+/// Whether a parameter may simply be the file's own pages.
+bool can_map(const layers::Parameter& parameter, const at::Tensor& stored) {
+  return !parameter.shares_room && parameter.value.is_cpu() && parameter.value.scalar_type() == stored.scalar_type();
+}
+
+/// How a model's matrices are kept for activations of `dtype`.
+at::ScalarType matrices_type(WeightsAs as, at::ScalarType stored, at::ScalarType dtype, at::Device device) {
+  switch (as) {
+    case WeightsAs::stored: {
+      const bool narrow = device.is_cpu() && dtype == at::kFloat && stored == at::kBFloat16;
+      return narrow ? stored : dtype;
+    }
+    case WeightsAs::float32: return at::kFloat;
+    case WeightsAs::bfloat16: return at::kBFloat16;
+    case WeightsAs::int8: break;
+  }
+  if (!device.is_cpu()) {
+    throw std::runtime_error("weights are 'int8', which the CPU alone computes with; on " + device.str() +
+                             " take bfloat16");
+  }
+  return at::kChar;
+}
+
+}  // namespace
+
+WeightsAs weights_named(const std::string& what, const std::string& name) {
+  if (name.empty()) return WeightsAs::stored;
+  if (const auto as = parse_name<WeightsAs>(name)) return *as;
+  throw std::runtime_error(what + " takes one of " + list_names<WeightsAs>() + ", and got '" + name + "'");
+}
+
+void load_weights(Decoder& decoder, const Weights& weights, const WeightsOptions& options) {
   const at::NoGradGuard no_gradient;
   const auto matches = match_weights(decoder, weights.shapes());
   if (decoder.config().tie_word_embeddings) weights.check_tied_head();
+  std::int64_t numbers = 0;
   for (const auto& [parameter, stored] : matches) {
     weights.refuse_not_finite(stored);
-    at::Tensor(parameter->value).copy_(weights.tensor(stored));
+    const auto tensor = weights.tensor(stored);
+    if (options.map && can_map(*parameter, tensor)) {
+      at::Tensor(parameter->value).set_data(tensor);
+    } else {
+      ops::store(tensor, parameter->value);
+    }
+    numbers += tensor.numel();
+    if (options.progress) {
+      options.progress(static_cast<double>(numbers) / static_cast<double>(decoder.parameters().count()));
+    }
   }
 }
 
@@ -319,10 +363,11 @@ ModelConfig load_config(const fs::path& folder, const Warn& warn) {
 Decoder load_model(const fs::path& folder, const LoadOptions& options) {
   auto config = load_config(folder, options.warn);
   const Weights weights(folder);
-  Decoder decoder(std::move(config), {.device = options.device,
-                                      .dtype = options.dtype.value_or(weights.usual_type()),
-                                      .requires_grad = options.requires_grad});
-  load_weights(decoder, weights);
+  const auto stored = weights.usual_type(), dtype = options.dtype.value_or(stored);
+  layers::ParameterOptions parameters{.device = options.device, .dtype = dtype, .requires_grad = options.requires_grad};
+  if (options.weights) parameters.matrices = matrices_type(*options.weights, stored, dtype, options.device);
+  Decoder decoder(std::move(config), std::move(parameters));
+  load_weights(decoder, weights, {.map = options.weights.has_value(), .progress = options.progress});
   return decoder;
 }
 
@@ -333,10 +378,11 @@ void save_model(const Decoder& decoder, const fs::path& folder, const SaveOption
   const auto dtype = options.dtype.value_or(decoder.parameters().options().dtype);
   std::vector<PlannedTensor> tensors;
   for (const auto& parameter : decoder.parameters().all()) {
-    tensors.push_back({.name = stored_name(decoder.config(), parameter.name),
-                       .dtype = dtype,
-                       .shape = parameter.value.sizes().vec(),
-                       .make = [&parameter, dtype] { return parameter.value.detach().to(dtype); }});
+    tensors.push_back(
+        {.name = stored_name(decoder.config(), parameter.name),
+         .dtype = dtype,
+         .shape = parameter.shape,
+         .make = [&parameter, dtype] { return ops::dense(parameter.value.detach(), parameter.shape.back(), dtype); }});
   }
   write_weights(folder, std::move(tensors), options.shard_bytes);
   write_config(folder, decoder.config(), dtype);

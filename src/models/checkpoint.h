@@ -2,6 +2,7 @@
 // with model.safetensors.index.json beside them. What is saved loads to the same bits, here and elsewhere.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "gka/types.h"
 #include "models/decoder.h"
 #include "models/safetensors.h"
 
@@ -71,13 +73,33 @@ struct Match {
 };
 std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored);
 
-/// Copies the weights of a folder into the parameters they match.
-void load_weights(Decoder& decoder, const Weights& weights);
+struct WeightsOptions {
+  bool map = false;  // parameters of the type that is stored are the file's own pages, and no copy of them
+  std::function<void(double fraction)> progress{};
+};
+
+/// Puts the weights of a folder into the parameters they match.
+void load_weights(Decoder& decoder, const Weights& weights, const WeightsOptions& options = {});
+
+/// How inference keeps projections, embedding and head. As stored: bfloat16 under float32 activations on the CPU stays
+/// that; all else becomes the activations' type. int8 has a scale for every 64 numbers.
+enum class WeightsAs : std::uint8_t { stored, float32, bfloat16, int8 };
+inline constexpr std::array<NameTable<WeightsAs>, 4> kWeightsNames{{
+    {"stored", WeightsAs::stored},
+    {"float32", WeightsAs::float32},
+    {"bfloat16", WeightsAs::bfloat16},
+    {"int8", WeightsAs::int8},
+}};
+constexpr const auto& names_of(WeightsAs) { return kWeightsNames; }
+/// By its name; "": as stored. `what` is the option's own name, for the sentence about a wrong one.
+WeightsAs weights_named(const std::string& what, const std::string& name);
 
 struct LoadOptions {
   at::Device device = at::kCPU;
-  std::optional<at::ScalarType> dtype{};  // else the type most of the weights have
+  std::optional<at::ScalarType> dtype{};  // of the activations; else the type most of the weights have
+  std::optional<WeightsAs> weights{};     // for inference; else they have the activations' type and are copied
   bool requires_grad = false;
+  std::function<void(double fraction)> progress{};
   Warn warn{};  // else standard error
 };
 

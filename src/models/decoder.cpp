@@ -11,6 +11,7 @@
 #include "layers/functions.h"
 #include "layers/mixers.h"
 #include "ops/recompute.h"
+#include "ops/stored.h"
 
 namespace gka::models {
 
@@ -122,13 +123,14 @@ Decoder::Decoder(ModelConfig config, layers::ParameterOptions options)
     : config_(std::move(config)), parameters_(std::make_unique<layers::Parameters>(std::move(options))) {
   const auto root = layers::Scope(*parameters_);
   const auto normal = layers::init::normal(config_.mixer.initializer_range);
-  embedding_ = (root / "model" / "embed_tokens").add("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal);
+  embedding_ =
+      (root / "model" / "embed_tokens").add_matrix("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal);
   blocks_.reserve(config_.layer_types.size());
   for (std::size_t i = 0; i < config_.layer_types.size(); ++i) blocks_.emplace_back(config_, i, *parameters_);
   norm_ = (root / "model" / "norm")
               .add("weight", {config_.mixer.hidden_size}, layers::init::constant(1), layers::WeightDecay::no);
   if (!config_.tie_word_embeddings) {
-    head_ = (root / "lm_head").add("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal);
+    head_ = (root / "lm_head").add_matrix("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal);
   }
 }
 
@@ -138,7 +140,10 @@ Decoder& Decoder::operator=(Decoder&&) noexcept = default;
 
 at::Tensor Decoder::embed(const at::Tensor& ids, at::ScalarType dtype) const {
   check_ids(ids, config_.vocab_size);
-  return at::embedding(embedding_, layers::upload(ids, device())).to(dtype);
+  const auto places = layers::upload(ids, device());
+  if (!ops::is_int8(embedding_)) return at::embedding(embedding_, places).to(dtype);
+  const auto rows = ops::dense(embedding_.index_select(0, places.flatten()), config_.mixer.hidden_size, dtype);
+  return rows.unflatten(0, places.sizes());
 }
 
 ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& sequences,
@@ -173,15 +178,20 @@ ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& s
 at::Tensor Decoder::logits(const at::Tensor& hidden) const { return layers::project(hidden, head()); }
 
 Loss Decoder::loss(const at::Tensor& hidden, const at::Tensor& labels, const LossOptions& options) const {
-  return sliced_cross_entropy(hidden, head(), labels, options);
+  return sliced_cross_entropy(hidden, head_for(hidden), labels, options);
 }
 
 Loss Decoder::loss_at(const at::Tensor& hidden, const at::Tensor& targets, const LossOptions& options) const {
-  return sliced_cross_entropy_at(hidden.flatten(0, -2), head(), targets, options);
+  return sliced_cross_entropy_at(hidden.flatten(0, -2), head_for(hidden), targets, options);
 }
 
 at::Tensor Decoder::log_probabilities(const at::Tensor& hidden, const at::Tensor& labels) const {
-  return sliced_log_probabilities(hidden, head(), labels);
+  return sliced_log_probabilities(hidden, head_for(hidden), labels);
+}
+
+/// As numbers, where it is stored as bytes.
+at::Tensor Decoder::head_for(const at::Tensor& hidden) const {
+  return ops::is_int8(head()) ? ops::dense(head(), hidden.size(-1), hidden.scalar_type()) : head();
 }
 
 at::Tensor Decoder::step(const at::Tensor& ids, const DecoderState& pool, const at::Tensor& slots,

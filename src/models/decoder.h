@@ -106,6 +106,7 @@ class Decoder {
   class Block;
 
   at::Tensor embed(const at::Tensor& ids, at::ScalarType dtype) const;
+  at::Tensor head_for(const at::Tensor& hidden) const;
   const at::Tensor& head() const { return head_.defined() ? head_ : embedding_; }
 
   ModelConfig config_;

@@ -11,6 +11,7 @@
 #include "ops/checks.h"
 #include "ops/fused.h"
 #include "ops/on_gpu.h"
+#include "ops/stored.h"
 
 namespace gka::ops {
 namespace {
@@ -24,7 +25,7 @@ struct ProjectAll : torch::autograd::Function<ProjectAll> {
     const auto& x = inputs[0];
     variable_list kept{x}, outputs;
     for (const auto& weight : inputs.slice(1)) {
-      kept.push_back(weight.to(x.scalar_type()));
+      kept.push_back(dense(weight, x.size(1), x.scalar_type()));
       outputs.push_back(at::mm(x, kept.back().t()));
     }
     context->saved_data["type"] = inputs[1].scalar_type();
@@ -113,6 +114,7 @@ at::Tensor small_gated_product(const at::Tensor& x, const at::Tensor& gate, cons
 }
 
 std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  if (takes_stored(x, weights)) return stored_products(x, weights);
   if (has_small_products(x, weights)) return small_products(x, weights, /*gated=*/false);
   std::vector<at::Tensor> inputs{x.reshape({-1, x.size(-1)})};
   inputs.insert(inputs.end(), weights.begin(), weights.end());

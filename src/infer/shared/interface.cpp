@@ -129,6 +129,7 @@ void* gka_engine_load(const char* model, const GkaOptions* o) {
     gka::infer::EngineOptions options;
     options.device = text_or_empty(o->device);
     options.dtype = text_or_empty(o->dtype);
+    options.weights = text_or_empty(o->weights);
     options.memories = text_or_empty(o->memories);
     options.slots = o->slots;
     options.context = o->context;

@@ -8,7 +8,7 @@
 extern "C" {
 
 struct GkaOptions {
-  const char *device, *dtype, *memories;                                  // null: automatic; no folder
+  const char *device, *dtype, *weights, *memories;                        // null: automatic; no folder
   std::int64_t slots, context, step_tokens, snapshot_bytes, cache_bytes;  // as EngineOptions has them
   std::int32_t deterministic;
 };

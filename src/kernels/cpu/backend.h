@@ -3,6 +3,7 @@
 
 #include "gka/block_kernels.h"
 #include "gka/kernels.h"
+#include "kernels/products.h"
 
 namespace gka::kernels::cpu {
 
@@ -17,6 +18,8 @@ struct InstructionSet {
   void (*short_conv_step)(const ShortConvStep&, const Executor&);
   void (*gated_rms_norm)(const GatedRmsNorm&, const View& y, const Executor&);
   void (*gated_rms_norm_backward)(const GatedRmsNorm&, const GatedRmsNormGradients&, const Executor&);
+
+  void (*products)(const Products&, const Executor&);
 };
 
 namespace portable {

@@ -92,4 +92,6 @@ void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradien
   chosen().gated_rms_norm_backward(norm, gradients, executor);
 }
 
+void products(const Products& products, const Executor& executor) { chosen().products(products, executor); }
+
 }  // namespace gka::kernels::cpu

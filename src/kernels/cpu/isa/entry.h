@@ -3,6 +3,7 @@
 
 #include "gka/block_kernels.h"
 #include "gka/kernels.h"
+#include "kernels/products.h"
 
 namespace gka::kernels::cpu::GKA_ISA {
 
@@ -16,5 +17,7 @@ void short_conv_step(const ShortConvStep& step, const Executor& executor);
 void gated_rms_norm(const GatedRmsNorm& norm, const View& y, const Executor& executor);
 void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients,
                              const Executor& executor);
+
+void products(const Products& products, const Executor& executor);
 
 }  // namespace gka::kernels::cpu::GKA_ISA

@@ -215,7 +215,8 @@ const InstructionSet kInstructionSet{.name = GKA_TEXT(GKA_ISA),
                                      .short_conv_backward = short_conv_backward,
                                      .short_conv_step = short_conv_step,
                                      .gated_rms_norm = gated_rms_norm,
-                                     .gated_rms_norm_backward = gated_rms_norm_backward};
+                                     .gated_rms_norm_backward = gated_rms_norm_backward,
+                                     .products = products};
 #undef GKA_TEXT
 #undef GKA_TEXT_OF
 

@@ -1,0 +1,98 @@
+#include "ops/stored.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/products.h"
+#include "ops/backends.h"
+
+namespace gka::ops {
+namespace {
+
+using kernels::StoredAs;
+
+StoredAs stored_as(const at::Tensor& weight) {
+  switch (weight.scalar_type()) {
+    case at::kFloat: return StoredAs::float32;
+    case at::kBFloat16: return StoredAs::bfloat16;
+    case at::kChar: return StoredAs::int8;
+    default: throw std::logic_error(std::string("there is no product with weights of ") + at::toString(weight.dtype()));
+  }
+}
+
+/// Rows 0 … rows − 1, some at a time, on torch's threads.
+template <typename Body>
+void for_rows(std::int64_t rows, const Body& body) {
+  constexpr std::int64_t kAtOnce = 64;
+  const auto& executor = torch_executor();
+  executor.run(static_cast<int>((rows + kAtOnce - 1) / kAtOnce), [&](int part) {
+    for (auto row = part * kAtOnce; row < std::min((part + 1) * kAtOnce, rows); ++row) body(row);
+  });
+}
+
+}  // namespace
+
+std::vector<std::int64_t> int8_shape(std::int64_t out, std::int64_t in) { return {out, kernels::int8_row_bytes(in)}; }
+
+void store(const at::Tensor& matrix, at::Tensor stored) {
+  if (!is_int8(stored)) {
+    stored.copy_(matrix);
+    return;
+  }
+  const auto wide = matrix.to(at::kCPU, at::kFloat).contiguous();
+  const auto in = wide.size(1), bytes = stored.size(1);
+  for_rows(wide.size(0), [&](std::int64_t row) {
+    kernels::to_int8(wide.const_data_ptr<float>() + row * in, in, stored.mutable_data_ptr<std::int8_t>() + row * bytes);
+  });
+}
+
+at::Tensor dense(const at::Tensor& weight, std::int64_t in, at::ScalarType type) {
+  if (!is_int8(weight)) return weight.to(type);
+  const auto rows = weight.contiguous();
+  const at::Tensor wide = at::empty({rows.size(0), in}, rows.options().dtype(at::kFloat));
+  for_rows(rows.size(0), [&](std::int64_t row) {
+    kernels::from_int8(rows.const_data_ptr<std::int8_t>() + row * rows.size(1), in,
+                       wide.mutable_data_ptr<float>() + row * in);
+  });
+  return wide.to(type);
+}
+
+bool takes_stored(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  if (!x.is_cpu() || x.scalar_type() != at::kFloat || x.numel() == 0) return false;
+  if (at::GradMode::is_enabled() && x.requires_grad()) return false;
+  const auto narrow = [](const at::Tensor& weight) {
+    const auto type = weight.scalar_type();
+    return (type == at::kBFloat16 || type == at::kChar) && weight.is_contiguous() &&
+           !(at::GradMode::is_enabled() && weight.requires_grad());
+  };
+  return std::ranges::all_of(weights, narrow);
+}
+
+std::vector<at::Tensor> stored_products(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  const auto rows = x.reshape({-1, x.size(-1)}).contiguous();
+  std::vector<at::Tensor> results;
+  std::vector<kernels::StoredMatrix> matrices;
+  for (const auto& weight : weights) {
+    auto shape = x.sizes().vec();
+    shape.back() = weight.size(0);
+    results.push_back(at::empty(shape, x.options().requires_grad(false)));
+    matrices.push_back({.data = weight.const_data_ptr(),
+                        .type = stored_as(weight),
+                        .out = weight.size(0),
+                        .y = results.back().mutable_data_ptr<float>(),
+                        .y_stride = weight.size(0)});
+  }
+  kernels::cpu::products({.x = rows.const_data_ptr<float>(),
+                          .rows = rows.size(0),
+                          .in = rows.size(1),
+                          .x_stride = rows.size(1),
+                          .matrices = matrices},
+                         torch_executor());
+  return results;
+}
+
+}  // namespace gka::ops
