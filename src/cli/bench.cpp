@@ -1,4 +1,4 @@
-// `gka bench`: how fast this machine trains. One file per benchmark.
+// `gka bench`: how fast this machine trains and answers. One file per benchmark.
 #include "cli/bench.h"
 
 #include <ATen/Context.h>
@@ -7,7 +7,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -32,6 +34,8 @@ struct Benchmark {
 constexpr std::array kBenchmarks{
     Benchmark{"train", "Tokens per second of training, side by side with the attention model of the same size",
               declare_bench_train},
+    Benchmark{"serve", "Tokens per second of the engine, and over HTTP, beside what the machine's memory allows",
+              declare_bench_serve},
     Benchmark{"layer", "Forward and backward of one layer of each kind against the length", declare_bench_layer},
 };
 
@@ -115,6 +119,18 @@ double matrix_rate(at::Device device, at::ScalarType dtype) {
     if (i >= 3) times.push_back(time);
   }
   return 2 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) / median(times);
+}
+
+double copy_rate(at::Device device) {
+  const std::int64_t bytes = device.is_cpu() ? std::int64_t{1} << 28 : std::int64_t{1} << 31;
+  const auto from = at::ones({bytes}, at::TensorOptions(device).dtype(at::kChar));
+  auto to = at::zeros_like(from);
+  std::vector<double> times;
+  for (int i = 0; i < 8; ++i) {
+    const auto time = seconds_of(device, [&] { to.copy_(from); });
+    if (i >= 3) times.push_back(time);
+  }
+  return 2 * static_cast<double>(bytes) / median(times);
 }
 
 void prefer(const AttentionKernel& kernel) { at::globalContext().setSDPPriorityOrder(kernel.order); }

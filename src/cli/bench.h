@@ -19,6 +19,7 @@ namespace gka::cli {
 
 Action declare_bench_train(CLI::App& app);
 Action declare_bench_layer(CLI::App& app);
+Action declare_bench_serve(CLI::App& app);
 
 /// Where and in which type a benchmark computes, as `gka train` understands the names.
 struct Place {
@@ -38,6 +39,8 @@ double seconds_of(at::Device device, const std::function<void()>& work);
 
 /// FLOP/s of a large product of two matrices of that type: what utilisation is measured against.
 double matrix_rate(at::Device device, at::ScalarType dtype);
+/// Bytes/s that a copy of a large tensor reads and writes.
+double copy_rate(at::Device device);
 
 /// torch has several attention kernels and takes the first of an order that suits a call.
 struct AttentionKernel {

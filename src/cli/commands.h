@@ -50,7 +50,8 @@ inline constexpr std::array kCommands{
     Command{"train", "Train a model: a new run, or one that goes on to the same bits", declare_train},
     Command{"runs", "List training runs and how they stand", declare_runs},
     Command{"plot", "Draw the curves of training runs", declare_plot},
-    Command{"bench", "How fast this machine trains: whole models, and one layer of each kind", declare_bench},
+    Command{"bench", "How fast this machine trains and answers: whole models, and one layer of each kind",
+            declare_bench},
 };
 
 }  // namespace gka::cli

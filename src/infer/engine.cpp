@@ -57,8 +57,9 @@ std::int64_t own_context(const models::ModelConfig& config) {
   return attends && config.max_position_embeddings > 0 ? config.max_position_embeddings : kLongContext;
 }
 
-/// Where the options leave it open: as many sequences and as much context as a part of the memory holds.
-SchedulerOptions fitting(const models::Decoder& decoder, const EngineOptions& options) {
+}  // namespace
+
+SchedulerOptions scheduler_options(const models::Decoder& decoder, const EngineOptions& options) {
   const bool cpu = decoder.device().is_cpu();
   const auto memory = cpu ? physical_memory() / 4 : free_memory(decoder.device()) * 8 / 10;
   SchedulerOptions chosen;
@@ -85,12 +86,14 @@ SchedulerOptions fitting(const models::Decoder& decoder, const EngineOptions& op
   return chosen;
 }
 
+namespace {
+
 class EngineOnAThread final : public Engine {
  public:
   EngineOnAThread(models::Decoder decoder, const EngineOptions& options)
       : decoder_(std::move(decoder)),
         options_(options),
-        fitting_(fitting(decoder_, options)),
+        fitting_(scheduler_options(decoder_, options)),
         memories_(options.memories) {
     std::unique_lock lock(mutex_);
     thread_ = std::thread([this] { work(); });

@@ -296,7 +296,8 @@ bool can_map(const layers::Parameter& parameter, const at::Tensor& stored) {
   return !parameter.shares_room && parameter.value.is_cpu() && parameter.value.scalar_type() == stored.scalar_type();
 }
 
-/// How a model's matrices are kept for activations of `dtype`.
+}  // namespace
+
 at::ScalarType matrices_type(WeightsAs as, at::ScalarType stored, at::ScalarType dtype, at::Device device) {
   switch (as) {
     case WeightsAs::stored: {
@@ -313,8 +314,6 @@ at::ScalarType matrices_type(WeightsAs as, at::ScalarType stored, at::ScalarType
   }
   return at::kChar;
 }
-
-}  // namespace
 
 WeightsAs weights_named(const std::string& what, const std::string& name) {
   if (name.empty()) return WeightsAs::stored;

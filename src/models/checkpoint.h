@@ -93,6 +93,8 @@ inline constexpr std::array<NameTable<WeightsAs>, 4> kWeightsNames{{
 constexpr const auto& names_of(WeightsAs) { return kWeightsNames; }
 /// By its name; "": as stored. `what` is the option's own name, for the sentence about a wrong one.
 WeightsAs weights_named(const std::string& what, const std::string& name);
+/// The type of the matrices (layers::ParameterOptions) for activations of `dtype`. Throws where a device has none.
+at::ScalarType matrices_type(WeightsAs as, at::ScalarType stored, at::ScalarType dtype, at::Device device);
 
 struct LoadOptions {
   at::Device device = at::kCPU;

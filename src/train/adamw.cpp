@@ -33,9 +33,10 @@ at::Tensor shortening(const at::Tensor& length, double clip) {
 AdamW::AdamW(const std::vector<layers::Parameter>& parameters, const AdamWOptions& options) : options_(options) {
   groups_[0].weight_decay = options.weight_decay;
   groups_[1].weight_decay = 0;
-  for (const auto& [name, tensor, decay] : parameters) {
-    auto& group = groups_[decay == layers::WeightDecay::yes ? 0 : 1];
-    group.names.push_back(name);
+  for (const auto& parameter : parameters) {
+    const auto& tensor = parameter.value;
+    auto& group = groups_[parameter.weight_decay == layers::WeightDecay::yes ? 0 : 1];
+    group.names.push_back(parameter.name);
     group.parameters.push_back(tensor);
     group.first.push_back(at::zeros_like(tensor.detach()));
     group.second.push_back(at::zeros_like(tensor.detach()));

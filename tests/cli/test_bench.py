@@ -55,6 +55,29 @@ def test_layers_are_measured_against_the_length():
     assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["16", "32"]
 
 
+def test_decoding_reading_and_http_are_measured_beside_what_the_machine_allows():
+    arguments = ["--batches", "1,2", "--contexts", "32,130", "--prefill", "70", "--http", "2", "--tokens", "4"]
+    done = call("serve", TINY / "attention.json", *arguments, "--device", "cpu", "--weights", "int8", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [(row["what"], row["sequences"], row["context"]) for row in told["rows"]] == [
+        ("decode", 1, 32),
+        ("decode", 2, 32),
+        ("decode", 1, 130),
+        ("decode", 2, 130),
+        ("prefill", 1, 70),
+        ("engine", 2, 32),
+        ("http", 2, 32),
+    ]
+    assert told["weights"] == "int8"
+    for row in told["rows"][:4]:
+        seconds = row["milliseconds"] / 1e3
+        assert row["tokens_per_second"] == pytest.approx(row["sequences"] / seconds)
+        assert row["of_copy"] == pytest.approx(row["bytes"] / seconds / told["copy_bytes_per_second"])
+    # Two blocks with a cache of 4 bytes for each of 64 keys and 64 values of a token.
+    assert told["rows"][2]["bytes"] - told["rows"][0]["bytes"] == 2 * (130 - 32) * (64 + 64) * 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -64,8 +64,8 @@ class AdamWInType : public testing::TestWithParam<at::ScalarType> {};
 TEST_P(AdamWInType, IsTheTextbookLoop) {
   const AdamWOptions options{.betas = {0.9, 0.97}, .eps = 1e-6, .weight_decay = 0.2, .clip = 1.5};
   const double tolerance = GetParam() == at::kDouble ? 1e-14 : 1e-6;
-  const std::vector<Parameter> parameters{{"w", leaf({7, 5}, GetParam()), WeightDecay::yes},
-                                          {"norm", leaf({11}, GetParam()), WeightDecay::no}};
+  const std::vector<Parameter> parameters{{"w", leaf({7, 5}, GetParam()), {}, WeightDecay::yes},
+                                          {"norm", leaf({11}, GetParam()), {}, WeightDecay::no}};
   AdamW optimiser(parameters, options);
   std::vector<Plain> plain;
   for (const auto& parameter : parameters) plain.emplace_back(parameter.value);
@@ -94,7 +94,7 @@ TEST_P(AdamWInType, IsTheTextbookLoop) {
 INSTANTIATE_TEST_SUITE_P(Types, AdamWInType, testing::Values(at::kDouble, at::kFloat));
 
 TEST(AdamW, TakesAGradientThatIsShortEnoughAsItIs) {
-  const std::vector<Parameter> parameters{{"w", at::full({4}, 1.0).requires_grad_(true), WeightDecay::yes}};
+  const std::vector<Parameter> parameters{{"w", at::full({4}, 1.0).requires_grad_(true), {}, WeightDecay::yes}};
   AdamW optimiser(parameters, {.clip = 2});
   parameters[0].value.mutable_grad() = at::full({4}, 0.5);
   EXPECT_DOUBLE_EQ(optimiser.step(0).item<double>(), 1);
@@ -102,8 +102,8 @@ TEST(AdamW, TakesAGradientThatIsShortEnoughAsItIs) {
 }
 
 TEST(AdamW, ShortensALongGradientToTheLimit) {
-  const std::vector<Parameter> parameters{{"a", at::full({9}, 1.0).requires_grad_(true), WeightDecay::yes},
-                                          {"b", at::full({16}, 1.0).requires_grad_(true), WeightDecay::no}};
+  const std::vector<Parameter> parameters{{"a", at::full({9}, 1.0).requires_grad_(true), {}, WeightDecay::yes},
+                                          {"b", at::full({16}, 1.0).requires_grad_(true), {}, WeightDecay::no}};
   AdamW optimiser(parameters, {.clip = 1});
   for (const auto& parameter : parameters) parameter.value.mutable_grad() = at::full(parameter.value.sizes(), 1.0);
   EXPECT_DOUBLE_EQ(optimiser.step(0).item<double>(), 5);
@@ -112,7 +112,7 @@ TEST(AdamW, ShortensALongGradientToTheLimit) {
 }
 
 TEST(AdamW, MeasuresALengthWhoseSquareOverflows) {
-  const std::vector<Parameter> parameters{{"w", at::full({4}, 1.0).requires_grad_(true), WeightDecay::yes}};
+  const std::vector<Parameter> parameters{{"w", at::full({4}, 1.0).requires_grad_(true), {}, WeightDecay::yes}};
   AdamW optimiser(parameters, {});
   parameters[0].value.mutable_grad() = at::full({4}, 1e30);
   EXPECT_NEAR(optimiser.step(1e-3).item<double>() / 2e30, 1, 1e-6);
@@ -120,8 +120,8 @@ TEST(AdamW, MeasuresALengthWhoseSquareOverflows) {
 
 TEST(AdamW, ChangesNothingWhereTheGradientIsNotFinite) {
   for (const double broken : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-    const std::vector<Parameter> parameters{{"good", leaf({3}, at::kFloat), WeightDecay::yes},
-                                            {"bad", leaf({3}, at::kFloat), WeightDecay::yes}};
+    const std::vector<Parameter> parameters{{"good", leaf({3}, at::kFloat), {}, WeightDecay::yes},
+                                            {"bad", leaf({3}, at::kFloat), {}, WeightDecay::yes}};
     AdamW optimiser(parameters, {});
     const std::vector before{values(parameters[0].value), values(parameters[1].value)};
     parameters[0].value.mutable_grad() = at::full({3}, 7.0);
@@ -134,8 +134,8 @@ TEST(AdamW, ChangesNothingWhereTheGradientIsNotFinite) {
 }
 
 TEST(AdamW, LeavesAParameterWithoutAGradientAlone) {
-  const std::vector<Parameter> parameters{{"used", leaf({3}, at::kFloat), WeightDecay::yes},
-                                          {"unused", leaf({3}, at::kFloat), WeightDecay::yes}};
+  const std::vector<Parameter> parameters{{"used", leaf({3}, at::kFloat), {}, WeightDecay::yes},
+                                          {"unused", leaf({3}, at::kFloat), {}, WeightDecay::yes}};
   AdamW optimiser(parameters, {});
   const auto before = values(parameters[1].value);
   parameters[0].value.mutable_grad() = at::full({3}, 1.0);
@@ -151,14 +151,15 @@ TEST(AdamW, GoesOnToTheSameBitsFromItsState) {
       optimiser.step(0.01);
     }
   };
-  const std::vector<Parameter> whole{{"w", start.clone().requires_grad_(true), WeightDecay::yes}};
+  const std::vector<Parameter> whole{{"w", start.clone().requires_grad_(true), {}, WeightDecay::yes}};
   AdamW uninterrupted(whole, {});
   train(uninterrupted, whole[0], 0, 10);
 
-  const std::vector<Parameter> first{{"w", start.clone().requires_grad_(true), WeightDecay::yes}};
+  const std::vector<Parameter> first{{"w", start.clone().requires_grad_(true), {}, WeightDecay::yes}};
   AdamW before(first, {});
   train(before, first[0], 0, 4);
-  const std::vector<Parameter> second{{"w", first[0].value.detach().clone().requires_grad_(true), WeightDecay::yes}};
+  const std::vector<Parameter> second{
+      {"w", first[0].value.detach().clone().requires_grad_(true), {}, WeightDecay::yes}};
   AdamW after(second, {});
   after.load(before.state());
   train(after, second[0], 4, 10);
@@ -166,9 +167,9 @@ TEST(AdamW, GoesOnToTheSameBitsFromItsState) {
 }
 
 TEST(AdamW, RefusesAnotherModelsState) {
-  const std::vector<Parameter> own{{"w", leaf({3}, at::kFloat), WeightDecay::yes}};
-  const std::vector<Parameter> other{{"v", leaf({3}, at::kFloat), WeightDecay::yes}};
-  const std::vector<Parameter> wider{{"w", leaf({4}, at::kFloat), WeightDecay::yes}};
+  const std::vector<Parameter> own{{"w", leaf({3}, at::kFloat), {}, WeightDecay::yes}};
+  const std::vector<Parameter> other{{"v", leaf({3}, at::kFloat), {}, WeightDecay::yes}};
+  const std::vector<Parameter> wider{{"w", leaf({4}, at::kFloat), {}, WeightDecay::yes}};
   AdamW optimiser(own, {});
   EXPECT_THROW(optimiser.load(AdamW(other, {}).state()), std::runtime_error);
   EXPECT_THROW(optimiser.load(AdamW(wider, {}).state()), std::runtime_error);
@@ -180,7 +181,7 @@ TEST(AdamW, ARateOnTheDeviceIsTheSameRate) {
   std::vector<at::Tensor> after;
   for (const bool on_device : {false, true}) {
     const auto weight = start.clone().requires_grad_(true);
-    AdamW optimiser({{"w", weight, WeightDecay::yes}}, {});
+    AdamW optimiser({{"w", weight, {}, WeightDecay::yes}}, {});
     for (int step = 0; step < 3; ++step) {
       weight.mutable_grad() = start.cos().add(step);
       const auto length = on_device ? optimiser.step(at::full({}, kRate, at::kFloat)) : optimiser.step(kRate);
