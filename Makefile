@@ -10,7 +10,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export GKA_BUILD_DIR := build/cpu
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build test demo serve bench asan fuzz format lint clean
+.PHONY: help setup build wheel test demo serve bench asan fuzz format lint clean
 
 define check_under_sanitizers
 	@$(STAGE) "Sanitizers: build" scripts/build.sh asan
@@ -27,6 +27,9 @@ setup: ## Install the Debian packages and the .venv that are missing
 build: setup ## Build everything and install the Python package into .venv (the default)
 	@$(STAGE) "Build" scripts/build.sh cpu
 	@$(STAGE) "Install into .venv" scripts/install.sh
+
+wheel: setup ## Build a wheel into dist/, which installs in seconds; CUDA=ON: with the kernels for NVIDIA cards
+	@$(STAGE) "Wheel" scripts/wheel.sh $(if $(filter ON on 1,$(CUDA)),cuda,cpu)
 
 test: build lint ## Run every check there is: formatting, C++ tests, sanitizers, Python tests, examples
 	@$(STAGE) "C++ tests" ctest --preset cpu --parallel $(JOBS) --progress

@@ -4,6 +4,7 @@ include(CMakePackageConfigHelpers)
 set(GKA_CMAKE_DIR lib/cmake/gka)
 
 install(DIRECTORY include/gka DESTINATION include)
+install(DIRECTORY configs DESTINATION share/gka FILES_MATCHING PATTERN "*.json")
 install(TARGETS gka_kernels EXPORT gkaKernels ARCHIVE DESTINATION lib)
 install(EXPORT gkaKernels NAMESPACE gka:: DESTINATION ${GKA_CMAKE_DIR})
 

@@ -36,6 +36,9 @@ __version__ = _version()
 #: For ``CMAKE_PREFIX_PATH``, so that ``find_package(gka)`` finds this installation.
 cmake_prefix_path = str(_path().parents[1])
 
+#: The configurations of models and the training files that come with gka: ``gka.configs_path + "/tiny/gka.json"``.
+configs_path = str(_path().parents[1] / "share" / "gka" / "configs")
+
 
 def __getattr__(name: str) -> object:
     """gka.nn, gka.models, gka.hf and gka.load without an import of their own, loaded when they are asked for."""
@@ -56,6 +59,7 @@ __all__ = [
     "backends",
     "choose_kernel",
     "cmake_prefix_path",
+    "configs_path",
     "gated_kalmanet",
     "gated_kalmanet_report",
     "gated_kalmanet_states",
