@@ -41,7 +41,7 @@ def units(*shape: int, generator: torch.Generator, device: str) -> torch.Tensor:
 
 
 def problems(sizes: dict, count: int, device: str):
-    """k, q, v and the gradient of o, of all heads in float64; one sequence at a time, for its states take the memory."""
+    """k, q, v and the gradient of o, of all heads in float64; one sequence at a time, for its states are large."""
     for sequence in range(count):
         generator = torch.Generator().manual_seed(sequence)
         shape = (sizes["heads"], sizes["tokens"], sizes["width"])
