@@ -41,10 +41,10 @@ configs_path = str(_path().parents[1] / "share" / "gka" / "configs")
 
 
 def __getattr__(name: str) -> object:
-    """gka.nn, gka.models, gka.hf and gka.load without an import of their own, loaded when they are asked for."""
+    """gka.nn, gka.models, gka.hf, … and gka.load without an import of their own, loaded when they are asked for."""
     import importlib
 
-    if name in ("nn", "models", "hf"):
+    if name in ("nn", "models", "hf", "train", "dtensor"):
         return importlib.import_module(f".{name}", __name__)
     if name == "load":
         return importlib.import_module(".models", __name__).load

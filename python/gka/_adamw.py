@@ -50,7 +50,7 @@ class AdamW:
                 [local(self.first[n]) for n in names],
                 [local(self.second[n]) for n in names],
                 [],
-                [self.steps.clone() for _ in names],
+                [self.steps] * len(names),
                 lr=learning_rate,
                 beta1=self.betas[0],
                 beta2=self.betas[1],

@@ -87,3 +87,29 @@ def refuse_context(pattern):
     except Refusal as error:
         return str(error)
     return ""
+
+
+def operator_on_dtensors(dim, **options):
+    """The operator on tensors cut along ``dim`` against the whole: the largest difference of outputs and gradients."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    import gka.dtensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    shapes = {"q": (4, 150, 4, 8), "k": (4, 150, 4, 8), "v": (4, 150, 4, 6)}
+    whole = {name: torch.randn(*shape, dtype=torch.float64) for name, shape in shapes.items()}
+    whole |= {"log_decay": -torch.rand(4, 150, 4).double(), "beta": torch.rand(4, 150, 4).double()}
+    cut = {name: distribute_tensor(t, mesh, [Shard(dim)]).requires_grad_() for name, t in whole.items()}
+    whole = {name: t.requires_grad_() for name, t in whole.items()}
+    weight = torch.randn(4, 150, 4, 6, dtype=torch.float64)
+    wanted, state = gka.gated_kalmanet(**whole, **options)
+    gradients = torch.autograd.grad(wanted, list(whole.values()), weight)
+    got, its_state = gka.gated_kalmanet(**cut, **options)
+    its = torch.autograd.grad(got, list(cut.values()), distribute_tensor(weight, mesh, [Shard(dim)]))
+    assert got.placements == its[0].placements == (Shard(dim),)
+    pairs = [(got, wanted), *zip(its, gradients, strict=True)]
+    if state is not None:
+        pairs += zip(its_state, state, strict=True)
+    return max(_gap(a.full_tensor(), b) for a, b in pairs)

@@ -96,3 +96,10 @@ def test_heads_that_cannot_be_cut_are_named(pool, tmp_path, changes, cut, senten
     (tmp_path / "cut.json").write_text(json.dumps(RECALL | {"model": RECALL["model"] | changes}))
     for said in pool.run("train_run", 4, folder=tmp_path, file="cut.json", **cut):
         assert sentence in str(said)
+
+
+@pytest.mark.parametrize("dim", [0, 2], ids=["sequences", "heads"])
+def test_the_operator_takes_distributed_tensors(pool, dim):
+    options = {"iterations": 8, "output_final_state": True}
+    for gap in pool.run("operator_on_dtensors", 2, dim=dim, **options):
+        assert gap < 1e-12
