@@ -29,6 +29,7 @@
 #include "cli/table.h"
 #include "infer/make_engine.h"
 #include "layers/mixers.h"
+#include "models/activations.h"
 #include "models/checkpoint.h"
 #include "models/config.h"
 #include "train/text.h"
@@ -71,7 +72,8 @@ models::Decoder make_decoder(const Arguments& arguments, const train::Compute& c
   if (!std::filesystem::exists(path)) {
     throw std::runtime_error("there is no configuration or model '" + path.string() + "'; check the path.");
   }
-  layers::ParameterOptions options{.device = compute.device, .dtype = compute.activations};
+  const auto small = compute.device.is_cpu() ? compute.activations : models::small_type(compute.activations);
+  layers::ParameterOptions options{.device = compute.device, .dtype = small};
   options.matrices = models::matrices_type(as, at::kBFloat16, compute.activations, compute.device);
   options.generator = compute.device.is_cpu() ? at::make_generator<at::CPUGeneratorImpl>(1)
                                               : at::globalContext().defaultGenerator(compute.device);
@@ -102,8 +104,10 @@ void take_as_read(infer::Scheduler& scheduler, infer::Sequence& sequence) {
   const auto read = infer::grid_floor(sequence.prompt - 1);
   if (read == 0) return;
   const auto& decoder = scheduler.decoder();
-  auto state = decoder.make_state(
-      1, {.device = decoder.device(), .dtype = decoder.parameters().options().dtype, .capacity = read, .pages = 1});
+  auto state = decoder.make_state(1, {.device = decoder.device(),
+                                      .dtype = models::activations_of(decoder.parameters().options()),
+                                      .capacity = read,
+                                      .pages = 1});
   sequence.state = std::move(state);
   sequence.read = read;
 }

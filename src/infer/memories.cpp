@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "base/hash.h"
+#include "models/activations.h"
 #include "models/dtypes.h"
 #include "models/safetensors.h"
 
@@ -46,7 +47,7 @@ std::int64_t now() {
 std::string hash_of(const models::Decoder& decoder) {
   Hash64 hash;
   hash.add(to_json(decoder.config()).dump());
-  hash.add(models::name_of_dtype(decoder.parameters().options().dtype));
+  hash.add(models::name_of_dtype(models::activations_of(decoder.parameters().options())));
   for (const auto& parameter : decoder.parameters().all()) {
     const auto value = parameter.value.detach().cpu().contiguous();
     hash.add(parameter.name);
@@ -107,7 +108,7 @@ Remembered read_remembered(const fs::path& file, const models::Decoder& decoder)
   const auto take = [&](const std::string& name) { return stored.tensor(name).to(decoder.device()).clone(); };
   auto& snapshot = remembered.snapshot;
   snapshot.hidden = take("hidden");
-  const auto fields = decoder.state_fields(decoder.parameters().options().dtype);
+  const auto fields = decoder.state_fields(models::activations_of(decoder.parameters().options()));
   snapshot.state.blocks.resize(fields.size());
   for (std::size_t b = 0; b < fields.size(); ++b) {
     for (std::size_t f = 0; f < fields[b].size(); ++f) {

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "models/activations.h"
+
 namespace gka::infer {
 namespace {
 
@@ -13,7 +15,9 @@ constexpr std::int64_t kFirstSlots = 8, kFirstPages = 64;
 
 bool is_paged(const layers::StateField& field) { return field.max_tokens == layers::kUnbounded; }
 
-at::ScalarType type_of(const models::Decoder& decoder) { return decoder.parameters().options().dtype; }
+at::ScalarType type_of(const models::Decoder& decoder) {
+  return models::activations_of(decoder.parameters().options());
+}
 
 at::Tensor longer(const at::Tensor& tensor, std::int64_t size) {
   auto shape = tensor.sizes().vec();

@@ -21,6 +21,32 @@ std::int64_t widest(const Batch& batch) {
   return width;
 }
 
+/// All that a step is given, as one array, so that one copy brings it to the device: ids, slots, positions and (where
+/// sequences have their own) iterations of every row, then each row's pages.
+at::Tensor packed(const Batch& batch, const Pool& pool, std::int64_t rows, std::int64_t width) {
+  std::vector<std::int64_t> all;
+  const auto add = [&](const std::vector<std::int64_t>& values, std::int64_t spare) {
+    all.insert(all.end(), values.begin(), values.end());
+    all.insert(all.end(), static_cast<std::size_t>(rows) - values.size(), spare);
+  };
+  add(batch.ids, 0);
+  add(batch.slots, pool.spare_slot());
+  add(batch.positions, 0);
+  if (!batch.iterations.empty()) add(batch.iterations, 0);
+  if (pool.pages_needed()) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      // Beyond a sequence's own pages its first: any page will do, for nothing in it is looked at.
+      const auto* own = row < batch.size() ? batch.pages[static_cast<std::size_t>(row)] : nullptr;
+      for (std::int64_t i = 0; i < width; ++i) {
+        all.push_back(own == nullptr         ? pool.spare_page()
+                      : i < std::ssize(*own) ? (*own)[static_cast<std::size_t>(i)]
+                                             : own->front());
+      }
+    }
+  }
+  return at::tensor(all, at::kLong);
+}
+
 }  // namespace
 
 Stepper::Stepper(const models::Decoder& decoder, const Pool& pool, bool record) : decoder_(decoder), pool_(pool) {
@@ -43,28 +69,12 @@ Stepped Stepper::step(const Batch& batch) {
 }
 
 Stepper::Inputs Stepper::inputs_of(const Batch& batch, std::int64_t rows, std::int64_t width) const {
-  auto padded = [&](std::vector<std::int64_t> values, std::int64_t spare, at::ScalarType type) {
-    values.resize(static_cast<std::size_t>(rows), spare);
-    return layers::upload(at::tensor(values, at::kLong).to(type), decoder_.device());
-  };
-  Inputs inputs{.ids = padded(batch.ids, 0, at::kLong),
-                .slots = padded(batch.slots, pool_.spare_slot(), at::kLong),
-                .positions = padded(batch.positions, 0, at::kLong),
-                .pages = {},
-                .iterations = {}};
-  if (!batch.iterations.empty()) inputs.iterations = padded(batch.iterations, 0, at::kInt);
+  const auto all = layers::upload(packed(batch, pool_, rows, width), decoder_.device());
+  const auto row = [&](std::int64_t i) { return all.narrow(0, i * rows, rows); };
+  Inputs inputs{.ids = row(0), .slots = row(1), .positions = row(2), .pages = {}, .iterations = {}};
+  if (!batch.iterations.empty()) inputs.iterations = row(3);
   if (pool_.pages_needed()) {
-    std::vector<std::int64_t> table;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      // Beyond a sequence's own pages its first: any page will do, for nothing in it is looked at.
-      const auto* own = row < batch.size() ? batch.pages[static_cast<std::size_t>(row)] : nullptr;
-      for (std::int64_t i = 0; i < width; ++i) {
-        table.push_back(own == nullptr         ? pool_.spare_page()
-                        : i < std::ssize(*own) ? (*own)[static_cast<std::size_t>(i)]
-                                               : own->front());
-      }
-    }
-    inputs.pages = layers::upload(at::tensor(table, at::kLong).view({rows, width}), decoder_.device());
+    inputs.pages = all.narrow(0, all.size(0) - rows * width, rows * width).view({rows, width});
   }
   return inputs;
 }
@@ -72,29 +82,22 @@ Stepper::Inputs Stepper::inputs_of(const Batch& batch, std::int64_t rows, std::i
 at::Tensor Stepper::run(const Inputs& inputs, const layers::Inference& more) const {
   auto inference = more;
   inference.pages = inputs.pages;
-  inference.iterations_each = inputs.iterations;
+  if (inputs.iterations.defined()) inference.iterations_each = inputs.iterations.to(at::kInt);
   return decoder_.logits(decoder_.step(inputs.ids, pool_.state(), inputs.slots, inputs.positions, inference));
 }
 
 at::Tensor Stepper::recorded(const Batch& batch) {
   const auto rows = power_of_two(batch.size());
   const auto width = pool_.pages_needed() ? power_of_two(widest(batch)) : 0;
-  const auto fresh = inputs_of(batch, rows, width);
   auto& recording = recordings_[{rows, width, !batch.iterations.empty()}];
   auto& held = recording.inputs;
   if (!held.ids.defined()) {
-    held = fresh;
+    held = inputs_of(batch, rows, width);
     recording.logits = run(held, {});
     return recording.logits.narrow(0, 0, batch.size());
   }
-  const auto copy = [](at::Tensor to, const at::Tensor& from) {
-    if (to.defined()) to.copy_(from, /*non_blocking=*/true);
-  };
-  copy(held.ids, fresh.ids);
-  copy(held.slots, fresh.slots);
-  copy(held.positions, fresh.positions);
-  copy(held.pages, fresh.pages);
-  copy(held.iterations, fresh.iterations);
+  const auto fresh = packed(batch, pool_, rows, width);
+  held.ids.as_strided({fresh.numel()}, {1}, 0).copy_(fresh.pin_memory(), /*non_blocking=*/true);
   if (!recording.play) {
     recording.play = recorder_->record([&] { recording.logits = run(held, {}); });
   }

@@ -19,6 +19,7 @@
 #include "layers/mixers.h"
 #include "layers/projection.h"
 #include "layers/rotary.h"
+#include "ops/paged_attention.h"
 
 namespace gka::layers {
 namespace {
@@ -287,6 +288,9 @@ class Attention final : public Mixer {
                                 const Call& call) const {
     const auto& pages = call.inference().pages;
     const auto& positions = call.positions();
+    if (ops::has_paged_attention(h.q, keys)) {
+      return ops::paged_attention(h.q, h.k, h.v, keys, values, pages, positions);
+    }
     const auto page = pages.gather(1, positions.div(kPageTokens, "floor").unsqueeze(1)).squeeze(1);
     const auto places = page * kPageTokens + positions.remainder(kPageTokens);
     const auto used = [&](const at::Tensor& pool, const at::Tensor& fresh) {

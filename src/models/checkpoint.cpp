@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "models/activations.h"
 #include "models/checksums.h"
 #include "models/dtypes.h"
 #include "ops/stored.h"
@@ -299,20 +300,22 @@ bool can_map(const layers::Parameter& parameter, const at::Tensor& stored) {
 }  // namespace
 
 at::ScalarType matrices_type(WeightsAs as, at::ScalarType stored, at::ScalarType dtype, at::Device device) {
+  auto type = dtype;
   switch (as) {
     case WeightsAs::stored: {
       const bool narrow = device.is_cpu() && dtype == at::kFloat && stored == at::kBFloat16;
       return narrow ? stored : dtype;
     }
-    case WeightsAs::float32: return at::kFloat;
-    case WeightsAs::bfloat16: return at::kBFloat16;
-    case WeightsAs::int8: break;
+    case WeightsAs::float32: type = at::kFloat; break;
+    case WeightsAs::bfloat16: type = at::kBFloat16; break;
+    case WeightsAs::int8: type = at::kChar; break;
   }
-  if (!device.is_cpu()) {
-    throw std::runtime_error("weights are 'int8', which the CPU alone computes with; on " + device.str() +
-                             " take bfloat16");
+  if (!device.is_cpu() && type != dtype) {
+    throw std::runtime_error("weights are '" + std::string(name_of(as)) + "', and on " + device.str() +
+                             " they have the activations' type, " + std::string(name_of_dtype(dtype)) +
+                             "; leave them as stored, or give that type to the activations");
   }
-  return at::kChar;
+  return type;
 }
 
 WeightsAs weights_named(const std::string& what, const std::string& name) {
@@ -364,7 +367,10 @@ Decoder load_model(const fs::path& folder, const LoadOptions& options) {
   const Weights weights(folder);
   const auto stored = weights.usual_type(), dtype = options.dtype.value_or(stored);
   layers::ParameterOptions parameters{.device = options.device, .dtype = dtype, .requires_grad = options.requires_grad};
-  if (options.weights) parameters.matrices = matrices_type(*options.weights, stored, dtype, options.device);
+  if (options.weights) {
+    parameters.matrices = matrices_type(*options.weights, stored, dtype, options.device);
+    if (!options.device.is_cpu()) parameters.dtype = small_type(dtype);
+  }
   Decoder decoder(std::move(config), std::move(parameters));
   load_weights(decoder, weights, {.map = options.weights.has_value(), .progress = options.progress});
   return decoder;

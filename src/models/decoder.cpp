@@ -10,6 +10,7 @@
 #include "gka/errors.h"
 #include "layers/functions.h"
 #include "layers/mixers.h"
+#include "models/activations.h"
 #include "ops/recompute.h"
 #include "ops/stored.h"
 
@@ -158,7 +159,7 @@ ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& s
   }
   const auto& observe = options.observe;
   ForwardResult result;
-  Stream stream{.x = embed(ids, options.dtype.value_or(parameters_->options().dtype)), .change = {}};
+  Stream stream{.x = embed(ids, options.dtype.value_or(activations_of(parameters_->options()))), .change = {}};
   if (observe) observe("model.embed_tokens", stream.x);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     if (options.recompute) {
@@ -197,7 +198,7 @@ at::Tensor Decoder::head_for(const at::Tensor& hidden) const {
 at::Tensor Decoder::step(const at::Tensor& ids, const DecoderState& pool, const at::Tensor& slots,
                          const at::Tensor& positions, const layers::Inference& inference) const {
   const at::NoGradGuard no_gradient;
-  Stream stream{.x = embed(ids, parameters_->options().dtype), .change = {}};
+  Stream stream{.x = embed(ids, activations_of(parameters_->options())), .change = {}};
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     stream = blocks_[i].step(stream, pool.blocks.at(i), slots, positions, inference);
   }

@@ -1,0 +1,118 @@
+// Attention over pages: the kernel's own source on the host, with all its threads, against sums in float64.
+#define cuda cuda_with_threads
+#include "kernels/cuda/attention/paged.cu"
+#undef cuda
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <random>
+#include <vector>
+
+namespace gka::kernels::test {
+namespace {
+
+using cuda_with_threads::PagedAttention;
+using Halves = std::vector<std::uint16_t>;
+
+struct Case {
+  std::int64_t heads, kv_heads, head_dim, splits;
+  std::vector<std::int64_t> positions;
+};
+
+const Case kCases[]{
+    {.heads = 4, .kv_heads = 1, .head_dim = 128, .splits = 1, .positions = {0, 63, 64, 150}},
+    {.heads = 4, .kv_heads = 1, .head_dim = 128, .splits = 3, .positions = {300, 5}},  // splits that see nothing
+    {.heads = 2, .kv_heads = 2, .head_dim = 64, .splits = 2, .positions = {130}},
+    {.heads = 16, .kv_heads = 2, .head_dim = 64, .splits = 1, .positions = {70}},  // two blocks for a key head
+    {.heads = 2, .kv_heads = 1, .head_dim = 256, .splits = 2, .positions = {65, 127}},
+};
+
+double number(std::uint16_t half) { return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16); }
+
+Halves random_halves(std::int64_t count, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  Halves halves(static_cast<std::size_t>(count));
+  for (auto& half : halves) half = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16);
+  return halves;
+}
+
+TEST(PagedAttention, IsTheSoftmaxOverEveryTokenAndWritesTheNewOne) {
+  constexpr auto kPage = PagedAttention::kPage;
+  for (const auto& c : kCases) {
+    std::mt19937 random(7);
+    const auto batch = std::ssize(c.positions), width = *std::ranges::max_element(c.positions) / kPage + 1;
+    const auto token = c.kv_heads * c.head_dim, all = (batch * width + 1) * kPage * token;
+    const auto q = random_halves(batch * c.heads * c.head_dim, random), k = random_halves(batch * token, random),
+               v = random_halves(batch * token, random);
+    auto keys = random_halves(all, random), values = random_halves(all, random);
+    std::vector<std::int64_t> pages(static_cast<std::size_t>(batch * width));
+    for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<std::int64_t>(pages.size() - i);  // any order
+    Halves o(q.size());
+    std::vector<std::unique_ptr<char[]>> scratch;
+    cuda_with_threads::Device device;
+    device.allocate = [&](std::size_t bytes) {
+      scratch.push_back(std::make_unique<char[]>(bytes));
+      return scratch.back().get();
+    };
+    const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
+    cuda_with_threads::paged_attention({.batch = batch,
+                                        .heads = c.heads,
+                                        .kv_heads = c.kv_heads,
+                                        .head_dim = c.head_dim,
+                                        .width = width,
+                                        .splits = c.splits,
+                                        .scale = scale,
+                                        .q = q.data(),
+                                        .k = k.data(),
+                                        .v = v.data(),
+                                        .keys = keys.data(),
+                                        .values = values.data(),
+                                        .pages = pages.data(),
+                                        .positions = c.positions.data(),
+                                        .o = o.data()},
+                                       device);
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const auto position = c.positions[static_cast<std::size_t>(b)];
+      const auto place = [&](std::int64_t t, std::int64_t kv) {
+        const auto page = pages[static_cast<std::size_t>(b * width + t / kPage)];
+        return static_cast<std::size_t>((page * kPage + t % kPage) * token + kv * c.head_dim);
+      };
+      for (std::int64_t h = 0; h < c.heads; ++h) {
+        const auto kv = h / (c.heads / c.kv_heads);
+        for (std::int64_t d = 0; d < c.head_dim; ++d) {
+          const auto own = static_cast<std::size_t>((b * c.kv_heads + kv) * c.head_dim + d);
+          ASSERT_EQ(keys[place(position, kv) + static_cast<std::size_t>(d)], k[own]);
+          ASSERT_EQ(values[place(position, kv) + static_cast<std::size_t>(d)], v[own]);
+        }
+        std::vector<double> answer(static_cast<std::size_t>(c.head_dim), 0.0);
+        double sum = 0;
+        for (std::int64_t t = 0; t <= position; ++t) {
+          double score = 0;
+          for (std::int64_t d = 0; d < c.head_dim; ++d) {
+            score += number(q[static_cast<std::size_t>((b * c.heads + h) * c.head_dim + d)]) *
+                     number(keys[place(t, kv) + static_cast<std::size_t>(d)]);
+          }
+          const double weight = std::exp(score * scale);
+          sum += weight;
+          for (std::size_t d = 0; d < answer.size(); ++d) answer[d] += weight * number(values[place(t, kv) + d]);
+        }
+        for (std::size_t d = 0; d < answer.size(); ++d) {
+          const auto got = number(o[static_cast<std::size_t>((b * c.heads + h) * c.head_dim) + d]);
+          EXPECT_NEAR(got, answer[d] / sum, 4e-3 * std::abs(answer[d] / sum) + 1e-5) << b << " " << h << " " << d;
+        }
+      }
+    }
+  }
+}
+
+TEST(PagedAttention, SplitsFillACardAndNeverFewerThanOne) {
+  using cuda_with_threads::paged_splits;
+  EXPECT_EQ(paged_splits({.batch = 1, .heads = 32, .kv_heads = 8, .width = 2048}), 50);
+  EXPECT_EQ(paged_splits({.batch = 128, .heads = 32, .kv_heads = 8, .width = 2048}), 1);
+  EXPECT_EQ(paged_splits({.batch = 1, .heads = 32, .kv_heads = 8, .width = 1}), 1);
+}
+
+}  // namespace
+}  // namespace gka::kernels::test
