@@ -39,10 +39,10 @@ inline constexpr int kPartials = kStateNumbers / 8 / kLanes;
 /// What `bwd_rhs_du` has to know of the solve.
 struct SolveNumbers {
   float pace, headroom;
-  float least_spread;   // chunks with a token below this are refined; 0: none
-  float least_for_two;  // as Schedules has it
-  bool float32;         // U_c do_c as if all were
-  int reaches = 0;      // as Schedules has them
+  float least_spread;       // chunks with a token below this are refined; 0: none
+  float least_for_two = 0;  // as Schedules has it
+  bool float32;             // U_c do_c as if all were
+  int reaches = 0;          // as Schedules has them
   float spread[kReaches] = {};
 };
 

@@ -148,8 +148,8 @@ enum Refined : int { kNot = 0, kTwice = 1, kEverywhere = 2 };
 /// By how a chunk is refined. Then those for spectra that reach less far: of[kFirstReach + i], i < reaches, for chunks
 /// of which every token has tr H/‖H‖_F ≥ spread[i], which falls.
 struct Schedules {
-  Schedule of[kFirstReach + kReaches];
-  Stages stages[2];  // of[kTwice]'s, of[kEverywhere]'s
+  Schedule of[kFirstReach + kReaches] = {};
+  Stages stages[2] = {};  // of[kTwice]'s, of[kEverywhere]'s
   int reaches = 0;
   float spread[kReaches] = {};
   bool may_refine = false;
