@@ -100,7 +100,7 @@ class MemoryCache(DynamicCache):
 class GkaPreTrainedModel(PreTrainedModel):
     config_class = GkaConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = False
+    supports_gradient_checkpointing = True
     _supports_sdpa = True
     _is_stateful = True
     _no_split_modules = ("Block",)
@@ -132,6 +132,7 @@ class GkaForCausalLM(GkaPreTrainedModel, GenerationMixin):
             )
         self.model = _Stack(spelled)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.gradient_checkpointing = False  # transformers looks for it
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -162,22 +163,17 @@ class GkaForCausalLM(GkaPreTrainedModel, GenerationMixin):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, and not both.")
         x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = not self.training if use_cache is None else use_cache
+        recompute = self.gradient_checkpointing and self.training
+        use_cache = not self.training if use_cache is None else use_cache and not recompute
         if use_cache and past_key_values is None and cu_seq_lens_q is None:
             past_key_values = self._new_cache()
         if position_ids is None:
             seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
         masks = self._masks(x, attention_mask, past_key_values, position_ids)
-        for i, block in enumerate(self.model.layers):
-            kind, normed = self.config.layer_types[i], block.input_layernorm(x)
-            if cu_seq_lens_q is not None:
-                mixed, _ = block.mixer(normed, None, cu_seq_lens_q)
-            elif kind == _MEMORY:
-                mixed = _remember(block.mixer, normed, masks[kind], past_key_values, i)
-            else:
-                mixed = _attend(block.mixer, normed, masks[kind], position_ids, past_key_values, i)
-            x = block.finish(x, mixed)
+        for i in range(len(self.model.layers)):
+            given = (i, x, masks, position_ids, past_key_values, cu_seq_lens_q)
+            x = self._gradient_checkpointing_func(self._through, *given) if recompute else self._through(*given)
         if isinstance(past_key_values, MemoryCache):
             past_key_values.seen += x.shape[1]
         hidden = self.model.norm(x)
@@ -187,6 +183,20 @@ class GkaForCausalLM(GkaPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+    def _through(
+        self, i: int, x: Tensor, masks: dict, positions: Tensor, cache: Cache | None, bounds: Tensor | None
+    ) -> Tensor:
+        """One block."""
+        block, kind = self.model.layers[i], self.config.layer_types[i]
+        normed = block.input_layernorm(x)
+        if bounds is not None:
+            mixed, _ = block.mixer(normed, None, bounds)
+        elif kind == _MEMORY:
+            mixed = _remember(block.mixer, normed, masks[kind], cache, i)
+        else:
+            mixed = _attend(block.mixer, normed, masks[kind], positions, cache, i)
+        return block.finish(x, mixed)
 
     def _has_attention(self) -> bool:
         return any(kind != _MEMORY for kind in self.config.layer_types)

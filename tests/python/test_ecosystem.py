@@ -87,6 +87,19 @@ def test_transformers_trainer_trains_as_a_loop_of_ones_own(model, rows, tmp_path
         torch.testing.assert_close(parameter, trained.get_parameter(name), rtol=1e-5, atol=1e-6)
 
 
+def test_activations_computed_again_give_the_same_gradients(model, rows):
+    batch = torch.stack([row["input_ids"] for row in rows])
+    model.train()
+    wanted = torch.autograd.grad(model(batch, labels=batch).loss, list(model.parameters()))
+    model.gradient_checkpointing_enable()
+    through, calls = model._through, []
+    model._through = lambda *given: (calls.append(given[0]), through(*given))[1]
+    got = torch.autograd.grad(model(batch, labels=batch, use_cache=True).loss, list(model.parameters()))
+    assert calls == [0, 1, 1, 0]  # forward, and again on the way back
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
 def test_what_must_not_decay_does_not(model):
     decays, stays = gka.hf.parameter_groups(model, 0.1)
     names = {id(p): name for name, p in model.named_parameters()}
