@@ -58,7 +58,7 @@ def test_a_run_that_is_cut_trains_as_one_process_does(pool, tmp_path, name):
     ranks, cut, pattern = CUTS[name]
     model = RECALL["model"] | {"hybrid_override_pattern": pattern, "num_hidden_layers": pattern.count("-") + 1}
     model |= {"sliding_window": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
-    settings = RECALL | {"model": model, "steps": 3, "eval_every": 3, "clip": 0.5}
+    settings = RECALL | {"model": model, "steps": 2, "eval_every": 2, "clip": 0.5}
     (tmp_path / "cut.json").write_text(json.dumps(settings))
     done = gka_train(tmp_path, "cut.json", "--set", "output=one")
     assert done.returncode == 0, done.stderr
