@@ -6,7 +6,9 @@
 // threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "gka/kernels.h"
 #include "gka/types.h"
@@ -108,6 +110,9 @@ namespace cuda {
 void short_conv(const ShortConv& conv, const ShortConvOutputs& outputs, const Device& device);
 void short_conv_backward(const ShortConv& conv, const ShortConvGradients& gradients, const Device& device);
 void short_conv_step(const ShortConvStep& step, const Device& device);
+/// Up to kMostShortConvs of one type in one launch.
+inline constexpr std::size_t kMostShortConvs = 3;
+void short_conv_steps(std::span<const ShortConvStep> steps, const Device& device);
 void gated_rms_norm(const GatedRmsNorm& norm, const View& y, const Device& device);
 void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const Device& device);
 }  // namespace cuda

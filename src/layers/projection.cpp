@@ -1,5 +1,6 @@
 #include "layers/projection.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/silu.h>
 
@@ -11,6 +12,7 @@
 
 #include "gka/block.h"
 #include "layers/functions.h"
+#include "ops/block.h"
 #include "ops/fused.h"
 
 namespace gka::layers {
@@ -57,6 +59,25 @@ Projected share(const at::Tensor& x, const std::vector<const HeadProjection*>& h
   return result;
 }
 
+/// In a step on a GPU, all convolutions of a block in one launch.
+bool can_step_together(const at::Tensor& x, const std::vector<const HeadProjection*>& heads, const Call& call) {
+  return call.is_step() && x.is_cuda() && !at::GradMode::is_enabled() && heads.size() > 1 &&
+         std::ranges::all_of(heads, [](const HeadProjection* head) { return static_cast<bool>(head->conv()); });
+}
+std::vector<at::Tensor> step_together(const std::vector<at::Tensor>& projected,
+                                      const std::vector<const HeadProjection*>& heads, Call& call) {
+  std::vector<ops::ConvCall> steps;
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    const auto& options = heads[i]->options();
+    steps.push_back(heads[i]->conv().step_call(projected[i], call, options.norm, options.head_dim));
+  }
+  auto results = ops::short_conv_steps(std::move(steps));
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    results[i] = results[i].unflatten(-1, {heads[i]->options().heads, heads[i]->options().head_dim});
+  }
+  return results;
+}
+
 }  // namespace
 
 Projected project_heads(const at::Tensor& x, const std::vector<const HeadProjection*>& heads,
@@ -67,7 +88,11 @@ Projected project_heads(const at::Tensor& x, const std::vector<const HeadProject
   weights.insert(weights.end(), others.begin(), others.end());
   const auto parts = project_all(x, weights);
   Projected result;
-  for (std::size_t i = 0; i < heads.size(); ++i) result.heads.push_back(heads[i]->finish(parts[i], call));
+  if (can_step_together(x, heads, call)) {
+    result.heads = step_together(parts, heads, call);
+  } else {
+    for (std::size_t i = 0; i < heads.size(); ++i) result.heads.push_back(heads[i]->finish(parts[i], call));
+  }
   result.others.assign(parts.begin() + static_cast<std::ptrdiff_t>(heads.size()), parts.end());
   return result;
 }
@@ -107,6 +132,18 @@ at::Tensor ShortConv::forward(const at::Tensor& x, Call& call, L2Norm norm, std:
                                   .cu_seqlens = call.sequences().cu_seqlens()});
   call.give(result.final_state);
   return result.y;
+}
+
+ops::ConvCall ShortConv::step_call(const at::Tensor& x, Call& call, L2Norm norm, std::int64_t head_dim) const {
+  ops::ConvCall step;
+  step.x = x;
+  step.weight = weight_;
+  step.bias = bias_;
+  step.l2_norm = norm;
+  step.head_dim = head_dim;
+  step.state = call.take();
+  step.state_indices = call.slots();
+  return step;
 }
 
 void ShortConv::add_fields(std::vector<StateField>& fields, at::ScalarType dtype) const {

@@ -11,6 +11,7 @@
 #include "layers/config.h"
 #include "layers/mixer.h"
 #include "layers/parameters.h"
+#include "ops/arguments.h"
 #include "ops/projections.h"
 
 namespace gka::layers {
@@ -36,6 +37,8 @@ class ShortConv {
   bool has_bias() const { return bias_.defined(); }
   /// x [B,T,C] or [B,C] in a step. With a norm, each head_dim channels are brought to unit length.
   at::Tensor forward(const at::Tensor& x, Call& call, L2Norm norm = L2Norm::none, std::int64_t head_dim = 0) const;
+  /// The arguments of a step's.
+  ops::ConvCall step_call(const at::Tensor& x, Call& call, L2Norm norm, std::int64_t head_dim) const;
   void add_fields(std::vector<StateField>& fields, at::ScalarType dtype) const;
 
  private:

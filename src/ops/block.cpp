@@ -115,7 +115,15 @@ std::vector<at::Tensor> gradient_room(const Call& a, const Inputs& inputs) {
   return gradients;
 }
 
-constexpr std::string_view kConvBackward = "short_conv_backward", kNormBackward = "gated_rms_norm_backward";
+constexpr std::string_view kConvStep = "short_conv_step", kConvBackward = "short_conv_backward",
+                           kNormBackward = "gated_rms_norm_backward";
+
+kernels::ShortConvStep step_of(const ConvCall& a, const ConvSizes& sizes, const at::Tensor& y) {
+  return {.conv = conv_of(a, sizes),
+          .y = conv_view(y),
+          .state = view(a.state),
+          .state_indices = static_cast<const std::int64_t*>(pointer(a.state_indices))};
+}
 
 /// Into `results`: x's, the weight's, the bias's and the state's; empty ones were not asked for.
 void differentiate_conv(ConvCall& a, const ConvSizes& sizes, const std::vector<at::Tensor>& results) {
@@ -163,6 +171,19 @@ std::array<at::Tensor, 2> gated_rms_norm_backward_to(NormCall call, const at::Te
   return results;
 }
 
+std::vector<at::Tensor> short_conv_steps(std::vector<ConvCall> calls) {
+  std::vector<at::Tensor> results;
+  std::vector<kernels::ShortConvStep> steps;
+  for (ConvCall& a : calls) {
+    const auto sizes = check_short_conv_step(kConvStep, a);
+    prepare(a);
+    results.push_back(room_like(a.x));
+    steps.push_back(step_of(a, sizes, results.back()));
+  }
+  on_gpu(calls.front().x, [&](const auto& device) { kernels::cuda::short_conv_steps(steps, device); });
+  return results;
+}
+
 void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   static const Operator<ConvCall> self(op);
   ConvCall a = self.pop(*stack);
@@ -200,10 +221,7 @@ void run_short_conv_step(const c10::OperatorHandle& op, torch::jit::Stack* stack
   if (!a.x.device().is_meta()) {
     if (values_are_checked(a.x.device())) check_values(self.name(), a);
     prepare(a);
-    const kernels::ShortConvStep step{.conv = conv_of(a, sizes),
-                                      .y = conv_view(y),
-                                      .state = view(a.state),
-                                      .state_indices = static_cast<const std::int64_t*>(pointer(a.state_indices))};
+    const auto step = step_of(a, sizes, y);
     run(
         self.name(), a.x.device(), [&](const auto& executor) { kernels::cpu::short_conv_step(step, executor); },
         [&](const auto& device) { kernels::cuda::short_conv_step(step, device); });

@@ -5,6 +5,7 @@
 #include <ATen/core/stack.h>
 
 #include <array>
+#include <vector>
 
 #include "ops/arguments.h"
 
@@ -17,6 +18,9 @@ at::Tensor short_conv_backward_to(ConvCall call, const at::Tensor& d_x);
 /// The gradients of a gated_rms_norm, from its arguments and d_y: that of the gate goes to `d_gate`, a view of its
 /// shape, and those of x and of the weight are returned. For a gate that is part of a wider tensor.
 std::array<at::Tensor, 2> gated_rms_norm_backward_to(NormCall call, const at::Tensor& d_gate);
+
+/// Up to three short_conv_step of one type in one launch, of tensors on a GPU and below autograd.
+std::vector<at::Tensor> short_conv_steps(std::vector<ConvCall> calls);
 
 void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_short_conv_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -5,6 +5,10 @@
 // Runs know nothing of sequences: one may hold the end of one sequence and the start of the next. Backward, a token's
 // input gradient is complete W − 1 tokens later, so a run reads that many tokens beyond its end. The gradients of
 // weight and bias are summed per run, per block of runs, and then over the blocks in their order.
+#include <span>
+#include <stdexcept>
+#include <utility>
+
 #include "gka/block_kernels.h"
 #include "kernels/cuda/short_conv_vectors.cuh"
 #include "kernels/cuda/warp_rows.cuh"
@@ -404,12 +408,25 @@ __global__ void __launch_bounds__(kThreads)
   if (line.begin == line.end) write(g.d_initial_state, n, given(g.d_final_state) ? read<T>(g.d_final_state, n) : T{0});
 }
 
+/// Convolutions of one launch: a block has up to three, and each alone is over before the next begins.
+struct Steps {
+  ShortConvStep of[kMostShortConvs];
+  Cut cut[kMostShortConvs];
+  int count = 0;
+
+  __host__ __device__ std::int64_t tasks(int i) const { return of[i].conv.batch * cut[i].groups; }
+};
+
 /// A warp per sequence and group.
 template <typename T, int kGroup, int kWidth>
-__global__ void __launch_bounds__(kThreads) step_groups(const __grid_constant__ ShortConvStep step, const Cut cut) {
-  const std::int64_t task = block() * kWarps + warp();
+__global__ void __launch_bounds__(kThreads) step_groups(const __grid_constant__ Steps steps) {
+  std::int64_t task = block() * kWarps + warp();
+  int which = 0;
+  while (which < steps.count && task >= steps.tasks(which)) task -= steps.tasks(which++);
+  if (which == steps.count) return;
+  const ShortConvStep& step = steps.of[which];
+  const Cut& cut = steps.cut[which];
   ShortConv k = step.conv;
-  if (task >= k.batch * cut.groups) return;
   const std::int64_t b = task / cut.groups, slot = step.state_indices != nullptr ? step.state_indices[b] : b;
   k.initial_state = step.state;
   Lane<T, kGroup, kWidth> own(k, cut, task % cut.groups);
@@ -456,10 +473,10 @@ void backward_as(const ShortConv& k, const ShortConvGradients& g, const Device& 
 }
 
 template <typename T, int kGroup, int kWidth>
-void step_as(const ShortConvStep& step, const Device& device) {
-  const Cut cut = cut_of(step.conv);
-  launch(step_groups<T, kGroup, kWidth>, (step.conv.batch * cut.groups + kWarps - 1) / kWarps, 0, device.stream, step,
-         cut);
+void step_as(const Steps& steps, const Device& device) {
+  std::int64_t tasks = 0;
+  for (int i = 0; i < steps.count; ++i) tasks += steps.tasks(i);
+  launch(step_groups<T, kGroup, kWidth>, (tasks + kWarps - 1) / kWarps, 0, device.stream, steps);
 }
 
 template <typename T, int kGroup_, int kWidth_>
@@ -500,9 +517,21 @@ void short_conv_backward(const ShortConv& conv, const ShortConvGradients& gradie
              [&]<typename S>(S) { backward_as<typename S::Number, S::kGroup, S::kWidth>(conv, gradients, device); });
 }
 
-void short_conv_step(const ShortConvStep& step, const Device& device) {
-  with_shape(step.conv, device,
-             [&]<typename S>(S) { step_as<typename S::Number, S::kGroup, S::kWidth>(step, device); });
+void short_conv_steps(std::span<const ShortConvStep> several, const Device& device) {
+  if (several.empty() || several.size() > kMostShortConvs) {
+    throw std::logic_error("gka: short_conv_steps takes one to three convolutions");
+  }
+  Steps steps;
+  const ShortConv* widest = &several.front().conv;
+  for (const ShortConvStep& step : several) {
+    if (step.conv.x.dtype != widest->x.dtype) throw std::logic_error("gka: short_conv_steps takes one type");
+    steps.of[steps.count] = step;
+    steps.cut[steps.count++] = cut_of(step.conv);
+    const auto size = [](const ShortConv& k) { return std::pair(k.width > 4, cut_of(k).group > 128); };
+    if (size(step.conv) > size(*widest)) widest = &step.conv;
+  }
+  with_shape(*widest, device, [&]<typename S>(S) { step_as<typename S::Number, S::kGroup, S::kWidth>(steps, device); });
 }
+void short_conv_step(const ShortConvStep& step, const Device& device) { short_conv_steps({&step, 1}, device); }
 
 }  // namespace gka::kernels::cuda
