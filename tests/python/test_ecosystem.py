@@ -1,6 +1,7 @@
 """gka's models under other people's training loops; a package that is not installed skips its test and says so."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_what_must_not_decay_does_not(model):
     decays, stays = gka.hf.parameter_groups(model, 0.1)
     names = {id(p): name for name, p in model.named_parameters()}
     kept = {names[id(p)] for p in stays["params"]}
-    from_library = set(torch.ops.gka.decaying_parameters(gka.models.json.dumps(CONFIG)))
+    from_library = set(torch.ops.gka.decaying_parameters(json.dumps(CONFIG)))
     assert {names[id(p)] for p in decays["params"]} == from_library
     assert {"model.layers.0.gka.A_log", "model.layers.0.gka.dt_bias", "model.norm.weight"} <= kept
 
