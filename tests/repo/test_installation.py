@@ -110,3 +110,9 @@ def test_a_checkout_on_the_python_path_uses_what_is_installed(root, tmp_path):
 def test_the_command_does_not_wait_for_torch(tmp_path):
     asked = "import gka_command, sys; print('torch' in sys.modules, gka_command.binary().is_file())"
     assert run(sys.executable, "-c", asked, cwd=tmp_path).stdout.split() == ["False", "True"]
+
+
+def test_configurations_are_installed(prefix, root):
+    there = prefix / "share/gka/configs"
+    wanted = {path.relative_to(root / "configs") for path in (root / "configs").rglob("*.json")}
+    assert {path.relative_to(there) for path in there.rglob("*") if path.is_file()} == wanted
