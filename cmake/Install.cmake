@@ -16,7 +16,7 @@ if(TARGET gka_python)
   install(TARGETS gka_python LIBRARY DESTINATION lib)
 endif()
 if(TARGET gka_cli)
-  install(TARGETS gka_cli RUNTIME DESTINATION bin)
+  install(TARGETS gka_cli gka_cli_torch RUNTIME DESTINATION bin)
 endif()
 
 # With the CUDA kernels inside, whoever links them needs NVIDIA's runtime library.

@@ -5,6 +5,12 @@ find_package(Threads REQUIRED)
 # -Og with line numbers alone: a third of the compile time of -O1 -g, and all a report needs.
 set(GKA_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
 
+# What libFuzzer steers by: which branches an input reached.
+option(GKA_LIBFUZZER "Build the fuzz targets with clang's libFuzzer as well" OFF)
+if(GKA_LIBFUZZER)
+  list(APPEND GKA_SANITIZE_FLAGS -fsanitize=fuzzer-no-link)
+endif()
+
 # GCC places the frames it keeps for this check at 32 bytes, where AVX-512 code expects 64 (its bug 110027).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND GKA_SANITIZE_FLAGS --param=asan-use-after-return=0)

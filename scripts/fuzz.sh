@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 minutes=${1:?scripts/fuzz.sh MINUTES [TARGET]}
-targets=${2:-safetensors config training_file tokenizer tokens run pattern}
+targets=${2:-safetensors config training_file tokenizer tokens run pattern request template}
 
 if ! command -v clang++ >/dev/null; then
   scripts/build.sh asan
@@ -18,8 +18,10 @@ cmake --preset asan -B build/fuzz -DCMAKE_CXX_COMPILER=clang++ -DGKA_LIBFUZZER=O
 # shellcheck disable=SC2086  # a list of words on purpose
 cmake --build build/fuzz --target $(printf 'gka_fuzz_%s ' $targets)
 count=$(wc -w <<<"$targets")
+failed=
 for target in $targets; do
   mkdir -p "build/fuzz/corpus/$target"
-  nice -n 19 "build/fuzz/bin/gka_fuzz_$target" -max_total_time=$((minutes * 60 / count + 1)) -timeout=20 \
-    -artifact_prefix="crash-$target-" "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target"
+  nice -n 19 "build/fuzz/bin/gka_fuzz_$target" -max_total_time=$((minutes * 60 / count + 1)) -timeout=60 \
+    -artifact_prefix="crash-$target-" "build/fuzz/corpus/$target" "tests/fuzz/corpus/$target" || failed+=" $target"
 done
+[ -z "$failed" ] || { echo "fuzz: something was found in$failed; the inputs are crash-TARGET-*" >&2; exit 1; }

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 build=build/cpu
 stamp=.venv/.gka-installed
 
-changed() { find python include cmake pyproject.toml $build/lib $build/bin/gka -type f -newer $stamp; }
+changed() { find python include cmake pyproject.toml $build/lib $build/bin/gka $build/bin/gka-torch -type f -newer $stamp; }
 
 if [ -f $stamp ] && [ -z "$(changed)" ]; then
   echo "gka in .venv is up to date"

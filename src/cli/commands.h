@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <exception>
 #include <functional>
+#include <string>
 
 namespace CLI {
 class App;
@@ -16,24 +18,29 @@ using Action = std::function<int()>;
 struct Command {
   const char* name;
   const char* summary;
-  /// Adds the options to `app` and returns the action that reads them.
+  /// Adds the options to `app` and returns the action that reads them. Null in a program that leaves the command to
+  /// another (CMakeLists.txt says which has what).
   Action (*declare)(CLI::App& app);
 };
 
-Action declare_info(CLI::App& app);
-Action declare_train(CLI::App& app);
-Action declare_runs(CLI::App& app);
-Action declare_plot(CLI::App& app);
-Action declare_bench(CLI::App& app);
-Action declare_score(CLI::App& app);
-Action declare_eval(CLI::App& app);
-Action declare_generate(CLI::App& app);
-Action declare_serve(CLI::App& app);
-Action declare_tokenize(CLI::App& app);
-Action declare_tokenizer(CLI::App& app);
-Action declare_import(CLI::App& app);
-Action declare_export(CLI::App& app);
-Action declare_convert(CLI::App& app);
+/// What an exception says to the user.
+std::string sentence_of(const std::exception& error);
+
+// Weak: a program that does not have one knows it by a null.
+[[gnu::weak]] Action declare_info(CLI::App& app);
+[[gnu::weak]] Action declare_train(CLI::App& app);
+[[gnu::weak]] Action declare_runs(CLI::App& app);
+[[gnu::weak]] Action declare_plot(CLI::App& app);
+[[gnu::weak]] Action declare_bench(CLI::App& app);
+[[gnu::weak]] Action declare_score(CLI::App& app);
+[[gnu::weak]] Action declare_eval(CLI::App& app);
+[[gnu::weak]] Action declare_generate(CLI::App& app);
+[[gnu::weak]] Action declare_serve(CLI::App& app);
+[[gnu::weak]] Action declare_tokenize(CLI::App& app);
+[[gnu::weak]] Action declare_tokenizer(CLI::App& app);
+[[gnu::weak]] Action declare_import(CLI::App& app);
+[[gnu::weak]] Action declare_export(CLI::App& app);
+[[gnu::weak]] Action declare_convert(CLI::App& app);
 
 inline constexpr std::array kCommands{
     Command{"info", "What this build holds, what this machine can run, and which kernel a call takes", declare_info},

@@ -2,6 +2,7 @@
 // until it is their turn, so that lines never mix.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/files.h"
@@ -132,7 +134,18 @@ class Output {
       if (!over_[current_]) break;
       std::cout << "\n";
     }
+    errno = 0;
     std::cout << std::flush;
+    if (!std::cout && error_.empty()) give_up(errno);
+  }
+
+  /// What nobody can read need not be generated.
+  void give_up(int code) {
+    error_ = "the output could not be written" + (code != 0 ? ": " + std::generic_category().message(code) : "");
+    for (std::size_t i = 0; i < lines_.size(); ++i) {
+      over_[i] = true;
+      engine_.cancel(requests_[i]);
+    }
   }
 
   infer::Engine& engine_;

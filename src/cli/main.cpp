@@ -1,20 +1,24 @@
-// `gka`: reads the command line, finds the subcommand in the table and runs it.
+// `gka`: reads the command line, finds the subcommand in the table and runs it, or hands over to `gka-torch`, the same
+// program with the commands that need torch: loading torch takes half a second, which `gka --version` should not.
 //
 // Subcommand names are looked up before CLI11 sees the line, because it would call a misspelt one an unexpected
 // argument and suggest nothing.
-#include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <iostream>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "base/files.h"
 #include "base/lost_pages.h"
 #include "base/nearest.h"
 #include "cli/commands.h"
@@ -41,6 +45,24 @@ std::vector<std::string_view> command_names() {
   std::vector<std::string_view> names;
   for (const auto& command : gka::cli::kCommands) names.emplace_back(command.name);
   return names;
+}
+
+/// Whether this program can do what is asked, be it to complain.
+bool is_here(std::span<char* const> words) {
+  using gka::cli::kCommands;
+  const auto here = [](const auto& command) { return command.declare != nullptr; };
+  if (std::ranges::all_of(kCommands, here)) return true;
+  const std::string_view first = words[0];
+  if (first.starts_with('-')) return words.size() == 1 && (first == "--version" || first == "--help" || first == "-h");
+  const auto* command = std::ranges::find(kCommands, first, &gka::cli::Command::name);
+  return command == kCommands.end() || here(*command);
+}
+
+/// Replaces this process by the program that has all commands.
+[[noreturn]] void hand_over(char** argv) {
+  const auto program = std::filesystem::canonical("/proc/self/exe").parent_path() / "gka-torch";
+  ::execv(program.c_str(), argv);
+  throw gka::file_error("run", program);
 }
 
 /// What is wrong with `word` as a subcommand, or nothing.
@@ -103,6 +125,7 @@ int run(int argc, char** argv) {
   int status = 0;
   for (const auto& command : gka::cli::kCommands) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    if (!command.declare) continue;
     sub->final_callback([&status, action = command.declare(*sub)] { status = action(); });
   }
 
@@ -123,15 +146,16 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
+// For programs without torch; torch_errors.cpp has the other.
+[[gnu::weak]] std::string gka::cli::sentence_of(const std::exception& error) { return error.what(); }
+
 int main(int argc, char** argv) {
   gka::explain_lost_pages();
   try {
+    if (argc > 1 && !is_here(std::span(argv + 1, argv + argc))) hand_over(argv);
     return with_output_checked(run(argc, argv));
-  } catch (const c10::Error& error) {  // torch's: its what() goes on with a stack trace
-    std::cerr << "gka: " << error.what_without_backtrace() << "\n";
-    return 1;
   } catch (const std::exception& error) {
-    std::cerr << "gka: " << error.what() << "\n";
+    std::cerr << "gka: " << gka::cli::sentence_of(error) << "\n";
     return 1;
   }
 }

@@ -8,6 +8,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "data/model_tokenizer.h"
 #include "data/token_file.h"
 #include "models/checkpoint.h"
 #include "models/placement.h"
@@ -60,7 +61,7 @@ void add_model_arguments(CLI::App& app, ModelArguments& arguments) {
                  models::list_dtypes() + " (float32 on the CPU by default, elsewhere the checkpoint's own)");
   add_weights_option(app, arguments.weights);
   app.add_option("--tokenizer", arguments.tokenizer,
-                 "bytes, a tokenizer.json or a folder that holds one (the model's folder by default)");
+                 "For a model without its own: bytes, a tokenizer.json or a folder that holds one");
 }
 
 void add_weights_option(CLI::App& app, std::string& weights) {
@@ -78,8 +79,12 @@ models::Decoder load(const ModelArguments& arguments) {
 }
 
 data::Tokenizer load_tokenizer(const ModelArguments& arguments) {
-  if (!arguments.tokenizer.empty()) return data::Tokenizer::load(arguments.tokenizer);
   const auto folder = checkpoint_of(arguments);
+  if (!arguments.tokenizer.empty()) {
+    auto named = data::Tokenizer::load(arguments.tokenizer);
+    data::check_model_tokenizer(folder, named.fingerprint(), "--tokenizer " + arguments.tokenizer);
+    return named;
+  }
   if (!std::filesystem::exists(folder / "tokenizer.json") && !std::filesystem::exists(folder / "vocab.json")) {
     throw std::runtime_error(
         "the model " + arguments.model +
@@ -122,8 +127,9 @@ std::vector<Tokens> read_ids(const std::string& path, std::int64_t vocabulary) {
   return sequences;
 }
 
-std::vector<Tokens> read_token_file(const std::string& path, std::int64_t vocabulary) {
+std::vector<Tokens> read_token_file(const ModelArguments& arguments, const std::string& path, std::int64_t vocabulary) {
   const data::TokenFile file(path);
+  data::check_model_tokenizer(checkpoint_of(arguments), file.header().tokenizer, path);
   std::vector<Tokens> sequences;
   const auto offsets = file.offsets();
   for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {

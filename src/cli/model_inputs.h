@@ -33,7 +33,7 @@ models::Decoder load(const ModelArguments& arguments);
 
 void add_weights_option(CLI::App& app, std::string& weights);
 
-/// Throws one sentence that says what to do where the model has no tokenizer beside it.
+/// Throws one sentence that says what to do where the model has no tokenizer beside it, or another one is named.
 data::Tokenizer load_tokenizer(const ModelArguments& arguments);
 
 /// What a text begins with where nothing comes before it: tokenizer_config.json's bos_token, its eos_token, or what
@@ -46,8 +46,8 @@ using Tokens = std::vector<std::int64_t>;
 /// not a number below `vocabulary`, a line in between is empty, or there is nothing at all.
 std::vector<Tokens> read_ids(const std::string& path, std::int64_t vocabulary);
 
-/// The documents of a token file, but empty ones.
-std::vector<Tokens> read_token_file(const std::string& path, std::int64_t vocabulary);
+/// The documents of a token file, but empty ones. Throws where another tokenizer than the model's made it.
+std::vector<Tokens> read_token_file(const ModelArguments& arguments, const std::string& path, std::int64_t vocabulary);
 
 /// One sequence. Throws where it has no tokens, or one that the model does not have.
 Tokens encode(const data::Tokenizer& tokenizer, const std::string& text, const std::string& what,

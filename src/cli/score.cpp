@@ -191,7 +191,7 @@ Json report(const Arguments& arguments, const std::vector<Score>& scores) {
 
 std::vector<Tokens> inputs_of(const Arguments& arguments, std::int64_t vocabulary) {
   if (!arguments.ids.empty()) return read_ids(arguments.ids, vocabulary);
-  if (!arguments.tokens.empty()) return read_token_file(arguments.tokens, vocabulary);
+  if (!arguments.tokens.empty()) return read_token_file(arguments.model, arguments.tokens, vocabulary);
   return {encode(load_tokenizer(arguments.model), read_text(arguments.text), arguments.text, vocabulary)};
 }
 

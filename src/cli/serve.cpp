@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/model_inputs.h"
 #include "cli/progress.h"
+#include "data/model_tokenizer.h"
 #include "infer/engine.h"
 #include "serve/service.h"
 
@@ -39,7 +40,11 @@ std::filesystem::path files_of(const std::filesystem::path& folder) {
 }
 
 data::Tokenizer tokenizer_of(const Arguments& arguments, const std::filesystem::path& folder) {
-  if (!arguments.tokenizer.empty()) return data::Tokenizer::load(arguments.tokenizer);
+  if (!arguments.tokenizer.empty()) {
+    auto named = data::Tokenizer::load(arguments.tokenizer);
+    data::check_model_tokenizer(folder, named.fingerprint(), "--tokenizer " + arguments.tokenizer);
+    return named;
+  }
   if (std::filesystem::exists(folder / "tokenizer.json") || std::filesystem::exists(folder / "vocab.json")) {
     return data::Tokenizer::load(folder.string());
   }

@@ -133,7 +133,8 @@ void PreTokenizer::apply(std::size_t step, const Text& text, Scratch& scratch, c
 }
 
 void PreTokenizer::apply_pattern(std::size_t step, const Text& text, Scratch& scratch, const WordSink& sink) const {
-  const auto& [pattern, behavior, invert] = steps_[step];
+  const auto behavior = steps_[step].behavior;
+  const bool invert = steps_[step].invert;
   auto& matcher = *scratch.matchers_[step];
   const bool last = step + 1 == steps_.size();
   const auto go_on = [&](const Piece& piece) {

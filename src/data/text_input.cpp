@@ -239,8 +239,8 @@ constexpr std::array<Format, 7> kFormats{{
     {"\x1F\x8B"sv, "gzip", true, kGzip},
     {"\x28\xB5\x2F\xFD"sv, "zstd", true, kZstd},
     {"\xFD\x37\x7A\x58\x5A\x00"sv, "xz", true, kXz},
-    {"PAR1"sv, "a Parquet file", false, nullptr},
-    {"ARROW1"sv, "an Arrow file", false, nullptr},
+    {"PAR1"sv, "a Parquet file (`python -m gka.data FILE` prints its texts for gka tokenize -)", false, nullptr},
+    {"ARROW1"sv, "an Arrow file (`python -m gka.data FILE` prints its texts for gka tokenize -)", false, nullptr},
     {"PK\x03\x04"sv, "a zip archive", false, nullptr},
     {"BZh91AY&SY"sv, "compressed by bzip2", false, nullptr},
 }};

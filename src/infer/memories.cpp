@@ -1,14 +1,17 @@
 #include "infer/memories.h"
 
 #include <ATen/ops/tensor.h>
+#include <sys/file.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <random>
 #include <stdexcept>
 
+#include "base/files.h"
 #include "base/hash.h"
 #include "models/activations.h"
 #include "models/dtypes.h"
@@ -36,6 +39,27 @@ const std::string& entry(const models::Metadata& metadata, const std::string& ke
   const auto found = metadata.find(key);
   if (found == metadata.end()) throw std::runtime_error(file.string() + " is not a memory: it does not say its " + key);
   return found->second;
+}
+
+std::int64_t number(const models::Metadata& metadata, const std::string& key, const fs::path& file) {
+  const auto& text = entry(metadata, key, file);
+  std::int64_t value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || value < 0) {
+    throw std::runtime_error(file.string() + " is not a memory: its " + key + " is no number");
+  }
+  return value;
+}
+
+/// What a killed server was writing. No other memory will have its name, so nobody else would remove it; a server that
+/// still writes holds a lock on it (NewFile).
+void remove_abandoned(const fs::path& folder) {
+  std::error_code none;
+  for (const auto& found : fs::directory_iterator(folder, none)) {
+    if (found.path().filename().string().find(std::string(kEnding) + ".writing-") == std::string::npos) continue;
+    const Descriptor file(::open(found.path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (file.open() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(found.path().c_str());
+  }
 }
 
 std::int64_t now() {
@@ -89,9 +113,9 @@ Memory read_memory(const fs::path& file) {
   Memory memory;
   memory.info = {.id = entry(metadata, "id", file),
                  .name = entry(metadata, "name", file),
-                 .state_bytes = std::stoll(entry(metadata, "state_bytes", file)),
-                 .cache_bytes = std::stoll(entry(metadata, "cache_bytes", file)),
-                 .created = std::stoll(entry(metadata, "created", file))};
+                 .state_bytes = number(metadata, "state_bytes", file),
+                 .cache_bytes = number(metadata, "cache_bytes", file),
+                 .created = number(metadata, "created", file)};
   memory.model = entry(metadata, "model", file);
   const auto tokens = stored.tensor("tokens").to(at::kLong).contiguous();
   const auto* values = tokens.const_data_ptr<std::int64_t>();
@@ -126,6 +150,7 @@ Memories::Memories(fs::path folder) : folder_(std::move(folder)) {
   std::error_code failure;
   fs::create_directories(folder_, failure);
   if (failure) throw std::runtime_error("cannot make the folder " + folder_.string() + ": " + failure.message());
+  remove_abandoned(folder_);
   for (const auto& found : fs::directory_iterator(folder_)) {
     if (found.path().extension() != kEnding) continue;
     try {

@@ -6,10 +6,6 @@
 #include <exception>
 #include <stdexcept>
 
-#ifndef GKA_VERSION
-#error "GKA_VERSION, the version as a string, comes from the build"
-#endif
-
 namespace gka {
 namespace ops {
 namespace {
@@ -173,8 +169,6 @@ const Backend& backend_for(std::string_view op, c10::Device device) {
 }
 
 }  // namespace ops
-
-const char* version() { return GKA_VERSION; }
 
 std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> list;

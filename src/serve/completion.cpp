@@ -4,8 +4,6 @@
 #include <cmath>
 #include <ctime>
 
-#include "data/unicode.h"
-
 namespace gka::serve {
 namespace {
 
@@ -28,19 +26,6 @@ Json call_json(const ToolCall& call, const std::string& id, std::size_t index, b
 }
 
 }  // namespace
-
-std::string_view Model::bytes(std::int64_t token) const {
-  return token < tokenizer().vocab_size() ? tokenizer().bytes_of(static_cast<data::Token>(token)) : std::string_view();
-}
-
-std::string Model::shown(std::int64_t token) const {
-  const auto raw = bytes(token);
-  if (data::is_utf8(raw)) return std::string(raw);
-  static constexpr const char* kDigits = "0123456789abcdef";
-  std::string text = "bytes:";
-  for (const unsigned char c : raw) text += std::string("\\x") + kDigits[c >> 4] + kDigits[c & 15];
-  return text;
-}
 
 Completion::Completion(std::string id, std::shared_ptr<http::Exchange> exchange, Surroundings surroundings)
     : id_(std::move(id)),

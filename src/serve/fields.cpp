@@ -2,13 +2,11 @@
 
 #include <array>
 #include <cmath>
-#include <limits>
 
 namespace gka::serve {
 namespace {
 
 constexpr double kMost = 9007199254740991.0;  // the largest whole number every JSON reader keeps exactly
-constexpr double kAny = std::numeric_limits<double>::max();
 constexpr std::string_view kAnything = "{}";
 constexpr std::string_view kPrompt =
     R"({"oneOf":[{"type":"string"},{"type":"array","items":{"type":"string"}},{"type":"array","items":{"type":"integer"}},{"type":"array","items":{"type":"array","items":{"type":"integer"}}}]})";
@@ -179,8 +177,10 @@ Ask read_ask(const Json& body, Endpoint endpoint) {
     if ((field.endpoints & endpoint) != 0) known.push_back(field.name);
   }
   for (const auto& [key, value] : body.items()) {
-    const auto* field = std::ranges::find_if(
-        kFields, [&](const Field& entry) { return entry.name == key && (entry.endpoints & endpoint) != 0; });
+    const auto is_it = [&, &name = key](const Field& entry) {
+      return entry.name == name && (entry.endpoints & endpoint) != 0;
+    };
+    const auto* field = std::ranges::find_if(kFields, is_it);
     if (field == kFields.end()) {
       throw bad_request(unknown_key(key.substr(0, 100), "the body", known), key.substr(0, 100), "unknown_field");
     }

@@ -6,12 +6,16 @@
 #include <string_view>
 
 #include "base/fields.h"
+#include "serve/sentence.h"
 
 namespace gka::serve {
 
 struct Problem : std::runtime_error {
   Problem(int http_status, const std::string& sentence, std::string field = {}, std::string name = {})
-      : std::runtime_error(sentence), status(http_status), param(std::move(field)), code(std::move(name)) {}
+      : std::runtime_error(without_zeros(sentence)),
+        status(http_status),
+        param(std::move(field)),
+        code(std::move(name)) {}
   int status;
   std::string param, code;
   int retry_after = 0;  // seconds; 0: not said

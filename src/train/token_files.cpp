@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/files.h"
+#include "data/model_tokenizer.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
 
@@ -44,6 +45,13 @@ Config with_end_token(Config config, const std::function<void(const std::string&
   }
   eos = end;
   return config;
+}
+
+void check_tokenizer(const Config& config, const fs::path& folder) {
+  for (const auto* source : {&config.data, &config.eval_data}) {
+    const auto file = source->is_object() ? first_token_file(*source) : std::nullopt;
+    if (file) data::check_model_tokenizer(folder, data::TokenFile(*file).header().tokenizer, file->string());
+  }
 }
 
 }  // namespace gka::train

@@ -163,6 +163,7 @@ void Trainer::start_from(const fs::path& from) {
   if (!fs::is_directory(folder)) {
     throw std::runtime_error("there is no checkpoint '" + folder.string() + "' to start from; check the path.");
   }
+  check_tokenizer(config_, folder);
   models::verify_if_listed(folder, models::Checked::model);
   models::load_weights(learner_.decoder(), models::Weights(folder));
 }

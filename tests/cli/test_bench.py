@@ -78,6 +78,15 @@ def test_decoding_reading_and_http_are_measured_beside_what_the_machine_allows()
     assert told["rows"][2]["bytes"] - told["rows"][0]["bytes"] == 2 * (130 - 32) * (64 + 64) * 4
 
 
+def test_output_that_cannot_be_written_is_a_failure():
+    shape = ["--layers", "*", "--lengths", "16", "--batch", "1", "--heads", "1", "--head-dim", "16"]
+    with open("/dev/full", "w") as full:
+        command = [PROGRAM, "bench", "layer", *shape, "--repetitions", "1", "--device", "cpu"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "gka: the output could not be written" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

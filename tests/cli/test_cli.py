@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import gka_command
 import pytest
 import torch
 
@@ -21,6 +24,34 @@ def call(*arguments, **environment):
 def test_version_is_the_packages():
     done = call("--version")
     assert (done.returncode, done.stdout) == (0, f"gka {gka.__version__}\n")
+
+
+def test_what_needs_no_torch_starts_without_it(tmp_path):
+    """Loading torch takes half a second. The program by itself, where nothing of torch or of libgka can be found."""
+    program = shutil.copy(gka_command.binary(), tmp_path)
+
+    def alone(*arguments):
+        return subprocess.run([program, *arguments], input="hi", capture_output=True, text=True, cwd=tmp_path, env={})
+
+    assert alone("--version").stdout == f"gka {gka.__version__}\n"
+    assert alone("--help").stdout == alone().stdout == call("--help").stdout
+    assert alone("tokenizer", "encode").stdout == "104 105\n"
+    assert alone("runs", tmp_path).returncode == 0
+    assert "did you mean 'train'?" in alone("trian").stderr
+    for words in [["info"], ["--help", "info"]]:
+        done = alone(*words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"gka: cannot run {tmp_path}/gka-torch: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], [], ["info"], ["runs", "."], ["tokenizer", "info"], ["train", "--help"]]
+)
+def test_output_that_cannot_be_written_is_a_failure(words, tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch("gka: the output could not be written(: No space left on device)?\n", done.stderr)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["nothing", "--help"])

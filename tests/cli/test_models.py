@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,42 @@ def test_a_text_is_scored_through_the_tokenizer(model, tmp_path):
     by_ids = json.loads(call("score", model, "--ids", ids, "--per-token").stdout)
     assert by_text["sequences"] == by_ids["sequences"]
     assert by_text["tokens"] == 4
+
+
+def test_output_that_cannot_be_written_is_a_failure(model, tmp_path):
+    ids = write_ids(tmp_path / "ids.txt", [[1, 2, 3], [4]])
+    for words in [["score"], ["generate", "--print-ids", "--max-tokens", "20"]]:
+        with open("/dev/full", "w") as full:
+            command = [PROGRAM, words[0], model, *words[1:], "--ids", ids]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1
+        assert "gka: the output could not be written" in done.stderr.splitlines()[-1]
+
+
+def test_another_tokenizer_than_the_models_own_is_refused(model, tmp_path):
+    own = tmp_path / "model"
+    shutil.copytree(model, own)
+    text = tmp_path / "text.txt"
+    text.write_text("some words of a text " * 9)
+    for name, size in [("a.json", 270), ("b.json", 265)]:
+        call("tokenizer", "train", text, "--vocab-size", size, "--out", tmp_path / name)
+    shutil.copy(tmp_path / "a.json", own / "tokenizer.json")
+    said = f"is of another tokenizer than the one the model {own} keeps in its folder (byte-level BPE"
+    call("tokenize", text, "--out", tmp_path / "bytes")
+    for words in [
+        ["score", own, "--text", text, "--tokenizer", "bytes"],
+        ["score", own, "--text", text, "--tokenizer", tmp_path / "b.json"],
+        ["score", own, "--tokens", tmp_path / "bytes.tokens"],
+        ["generate", own, "--prompt", "x", "--tokenizer", "bytes"],
+        ["serve", own, "--tokenizer", "bytes", "--port", "0"],
+    ]:
+        done = call(*words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr.splitlines()[-1]
+    # The same one in another place is the same, and a model without one takes what it is given.
+    call("tokenizer", "train", text, "--vocab-size", 257, "--out", own / "tokenizer.json")
+    shutil.copy(own / "tokenizer.json", tmp_path / "c.json")
+    assert call("score", own, "--text", text, "--tokenizer", tmp_path / "c.json").returncode == 0
 
 
 def test_a_sequence_of_one_token_has_nothing_to_predict(model, tmp_path):

@@ -246,10 +246,17 @@ def test_what_is_no_text_is_named(tmp_path):
 
 
 def test_output_that_cannot_be_written_is_a_failure(tmp_path):
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([PROGRAM, "tokenizer", "encode"], input=b"text", stdout=full, stderr=subprocess.PIPE)
-    assert done.returncode == 1
-    assert done.stderr == b"gka: the output could not be written: No space left on device\n"
+    (tmp_path / "a.txt").write_text("text")
+    call("tokenize", tmp_path / "a.txt", "--out", tmp_path / "a")
+    for words, given in [
+        (["tokenizer", "encode"], b"text"),
+        (["tokenizer", "decode"], b"1 2 3"),
+        (["tokenize", "--verify", tmp_path / "a.tokens"], b""),
+    ]:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([PROGRAM, *words], input=given, stdout=full, stderr=subprocess.PIPE)
+        assert done.returncode == 1
+        assert done.stderr == b"gka: the output could not be written: No space left on device\n"
 
 
 def test_a_misspelt_option_is_what_is_complained_about():

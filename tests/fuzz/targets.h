@@ -27,12 +27,14 @@ int fuzz_tokenizer(Bytes bytes);
 int fuzz_tokens(Bytes bytes);
 int fuzz_run(Bytes bytes);  // metrics.jsonl and run.json
 int fuzz_pattern(Bytes bytes);
+int fuzz_request(Bytes bytes);   // as it comes from a socket
+int fuzz_template(Bytes bytes);  // of a chat
 
 struct Target {
   std::string_view name;  // and the folder of its corpus
   int (*run)(Bytes bytes);
 };
-inline constexpr std::array<Target, 7> kTargets{{
+inline constexpr std::array<Target, 9> kTargets{{
     {"safetensors", fuzz_safetensors},
     {"config", fuzz_config},
     {"training_file", fuzz_training_file},
@@ -40,6 +42,8 @@ inline constexpr std::array<Target, 7> kTargets{{
     {"tokens", fuzz_tokens},
     {"run", fuzz_run},
     {"pattern", fuzz_pattern},
+    {"request", fuzz_request},
+    {"template", fuzz_template},
 }};
 
 inline std::string_view text_of(Bytes bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }

@@ -1,11 +1,14 @@
 // Memories: a request that names one answers as if its tokens stood before the prompt, after a restart too.
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <vector>
 
 #include "infer/asking.h"
 #include "infer/pool.h"
+#include "models/safetensors.h"
 #include "models/scratch.h"
 
 namespace gka::infer::test {
@@ -85,6 +88,18 @@ TEST(Memories, HalfAFileIsLeftOut) {
   std::ofstream(folder / "half.safetensors") << "not a memory";
   std::ofstream(folder / "mem-1.safetensors.writing-77") << "killed";
   EXPECT_TRUE(engine_of("GKA", {.memories = folder.path()})->memories().empty());
+  EXPECT_FALSE(std::filesystem::exists(folder / "mem-1.safetensors.writing-77"));
+}
+
+TEST(Memories, ANumberThatIsNoneIsSaidInASentence) {
+  const Scratch folder;
+  models::Metadata metadata{{"format", "gka memory 1"}, {"id", "mem-1"}, {"name", ""}, {"model", "x"}};
+  for (const auto* key : {"state_bytes", "cache_bytes", "created"}) metadata[key] = "";
+  models::write_safetensors(folder / "mem-1.safetensors", {{"tokens", at::tensor({1, 2}, at::kLong)}}, metadata);
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(engine_of("GKA", {.memories = folder.path()})->memories().empty());
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("is not a memory: its state_bytes is no number"),
+            std::string::npos);
 }
 
 TEST(Memories, AShortOneIsItsTokens) {

@@ -75,6 +75,7 @@ def test_a_project_without_torch_is_told_what_to_do(root, prefix, tmp_path):
 def test_the_installed_program_finds_its_libraries_from_anywhere(prefix, tmp_path):
     environment = {"PATH": "/usr/bin:/bin"}
     assert run(prefix / "bin/gka", "--version", cwd=tmp_path, env=environment).stdout == f"gka {gka.__version__}\n"
+    assert run(prefix / "bin/gka", "info", cwd=tmp_path, env=environment).stdout.startswith(f"gka {gka.__version__}, ")
 
 
 @pytest.mark.parametrize("name", ["libgka.so", "libgka_python.so"])

@@ -94,9 +94,9 @@ def started(*command, key=None):
             process.kill()
 
 
-def fake(**options):
+def fake(program=None, **options):
     """The server over an engine without a model; see tool/fake_server.cpp."""
-    program = BUILD / "bin/gka_fake_server"
+    program = Path(program or BUILD / "bin/gka_fake_server")
     if not program.exists():
         pytest.skip(f"there is no {program}: this build has no C++ tests")
     key = options.get("keys", "").split(",")[0] or None

@@ -1,9 +1,14 @@
 """What a run finds in its folder, its files and its settings: used, mended, or refused in one sentence."""
 
 import json
+import os
 import shutil
 import struct
+import subprocess
+import tempfile
+from pathlib import Path
 
+import gka_command
 import pytest
 from training import SETTINGS, Gka, only_sentence
 
@@ -85,6 +90,36 @@ def test_runs_shows_what_it_can_read(finished):
         "damaged",
         "failed",
     }
+
+
+def test_runs_goes_on_past_folders_it_may_not_read():
+    """As nobody where the tests are root's, who may read everything: with a copy of the program that nobody may run."""
+    with tempfile.TemporaryDirectory() as name:
+        runs = Path(name)
+        runs.chmod(0o755)
+        program = shutil.copy(gka_command.binary(), runs)
+        Path(program).chmod(0o755)
+        for run, state in [("a", "finished"), ("shut", "finished"), ("z", "failed")]:
+            (runs / run / "deeper").mkdir(parents=True)
+            (runs / run / "deeper/train.json").write_text("{}")
+            (runs / run / "deeper/run.json").write_text(json.dumps({"state": state}))
+        (runs / "odd/run.json").mkdir(parents=True)
+        (runs / "odd/train.json").write_text("{}")
+        (runs / "circle").symlink_to("circle")
+        (runs / "shut").chmod(0)
+        other = {"user": "nobody", "extra_groups": []} if os.geteuid() == 0 else {}
+        done = subprocess.run([program, "runs", runs], capture_output=True, text=True, **other)
+        (runs / "shut").chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    states = {Path(line.split()[0]).relative_to(runs): line.split()[1] for line in done.stdout.splitlines()[1:5]}
+    assert {str(path): state for path, state in states.items()} == {
+        "a/deeper": "finished",
+        "odd": "damaged",
+        "shut": "damaged",
+        "z/deeper": "failed",
+    }
+    assert f"{runs}/shut: cannot read the folder: Permission denied" in done.stdout
+    assert f"{runs}/odd: cannot read {runs}/odd/run.json: it is not a file" in done.stdout
 
 
 def test_a_plot_of_damaged_metrics_draws_what_is_whole(finished):
@@ -169,6 +204,22 @@ def test_token_files_are_verified_and_their_end_token_is_the_models(gka):
     again = ["train", "small.json", "--set", "data.files=book.tokens", "--set", "output=runs/b"]
     assert "book.tokens is damaged: its contents do not match its checksum" in only_sentence(gka.call(*again))
     assert gka.call(*again, "--no-verify").returncode == 0
+
+
+def test_a_run_from_a_model_with_another_tokenizer_is_refused(gka):
+    (gka.folder / "text").write_text("some words of a text " * 40)
+    gka.call("tokenize", "text", "--out", "bytes")
+    gka.call("tokenizer", "train", "text", "--vocab-size", "270", "--out", "bpe.json")
+    gka.call("tokenize", "text", "--tokenizer", "bpe.json", "--out", "bpe")
+    model = SETTINGS["model"] | {"vocab_size": 300}
+    gka.write(model=model, data={"kind": "tokens", "files": ["bpe.tokens"]}, eval_every=0, steps=1)
+    gka.train("small.json")
+    again = ["train", "small.json", "--from", "runs/small", "--set", "output=runs/b", "--set"]
+    assert "bytes.tokens is of another tokenizer than the one the model" in only_sentence(
+        gka.call(*again, 'data.files=["bytes.tokens"]')
+    )
+    assert not (gka.folder / "runs/b").exists()
+    assert gka.call(*again, 'data.files=["bpe.tokens"]').returncode == 0
 
 
 def test_a_model_of_bytes_takes_its_tokenizer_along(gka):

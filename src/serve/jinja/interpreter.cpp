@@ -279,7 +279,8 @@ Value Interpreter::run_macro(const Node& node, const Node& body, const std::shar
     }
   }
   for (const auto& [name, value] : arguments.named) {
-    const bool known = std::ranges::any_of(parameters, [&](const auto& entry) { return entry.first == name; });
+    const bool known =
+        std::ranges::any_of(parameters, [&given = name](const auto& entry) { return entry.first == given; });
     if (!known && name != "caller") throw Error("the macro '" + node.name + "' has no argument '" + name + "'");
     if (!known) scope_->set(name, value);
   }

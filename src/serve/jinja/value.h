@@ -15,13 +15,14 @@
 
 #include "base/fields.h"
 #include "serve/jinja/text.h"
+#include "serve/sentence.h"
 
 namespace gka::serve::jinja {
 
 /// What went wrong in a template, and in which line of it (0: not known yet; the interpreter fills it in).
 struct Error : std::runtime_error {
-  Error(std::string message, int at) : std::runtime_error(std::move(message)), line(at) {}
-  explicit Error(std::string message) : Error(std::move(message), 0) {}
+  Error(const std::string& message, int at) : std::runtime_error(without_zeros(message)), line(at) {}
+  explicit Error(const std::string& message) : Error(message, 0) {}
   int line;
 };
 
