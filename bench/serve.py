@@ -85,8 +85,8 @@ def section(all_told: list[dict]) -> str:
             f"`python bench/serve.py` on {first['date']}: {first['machine']}; {first['dtype']} activations, random "
             f"weights. {machines}.",
             "",
-            "Decoding counts scheduler, step and sampling; `engine` and `http` the same streams given to the engine and "
-            "over HTTP in one process. `gka bench serve --help` says what the columns mean.",
+            "Decoding counts scheduler, step and sampling; `engine` and `http` the same streams given to the engine "
+            "and over HTTP in one process. `gka bench serve --help` says what the columns mean.",
             "",
             markdown(header, [row_of(told, row) for told in all_told for row in told["rows"]]),
         ]
