@@ -112,9 +112,8 @@ class Attention final : public Mixer {
       q_norm_ = norm_weight("q_norm", size_, scope);
       k_norm_ = norm_weight("k_norm", size_, scope);
     }
-    const auto frequencies = rotary_frequencies(size_, config.rope_theta, config.rope);
-    turns_ = at::tensor(frequencies.turns, at::kDouble).to(scope.device());
-    turn_factor_ = frequencies.factor;
+    frequencies_ = rotary_frequencies(size_, config.rope_theta, config.rope);
+    turns_ = at::tensor(frequencies_.turns, at::kDouble).to(scope.device());
     const auto add_conv = [&](std::string_view name, std::int64_t heads, ShortConv& conv) {
       if (config.attention.conv_size > 0) {
         conv = ShortConv(name, heads * size_, config.attention.conv_size, /*bias=*/false, config, scope);
@@ -142,7 +141,8 @@ class Attention final : public Mixer {
 
  protected:
   at::Tensor mix(const at::Tensor& x, Call& call) const override {
-    const auto turn = rotation_at(call.positions(), turns_, turn_factor_, x.scalar_type());
+    const auto turn = shared_rotation(call.inference().rotations.get(), call.positions(), frequencies_.turns, turns_,
+                                      frequencies_.factor, x.scalar_type());
     const auto normed = [&](const at::Tensor& projected, const at::Tensor& norm) {
       return rotate(norm.defined() ? rms_norm(heads(projected), norm, eps_) : heads(projected).contiguous(), turn);
     };
@@ -313,8 +313,9 @@ class Attention final : public Mixer {
   }
 
   std::int64_t window_, heads_, kv_heads_, size_;
-  double eps_, turn_factor_ = 1.0;
-  at::Tensor turns_;  // of the rotary embedding
+  double eps_;
+  RotaryFrequencies frequencies_;
+  at::Tensor turns_;  // of frequencies_
   at::Tensor q_, k_, v_, o_, q_bias_, k_bias_, v_bias_, o_bias_, q_norm_, k_norm_;
   ShortConv q_conv_, k_conv_, v_conv_;
 };

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
@@ -10,6 +11,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <tuple>
 
@@ -87,13 +89,52 @@ at::Tensor repeat_heads(const at::Tensor& x, std::int64_t heads) {
   return x.unsqueeze(-2).expand(shape).flatten(-3, -2);
 }
 
+namespace {
+
+/// Whether each number is worth a loop of our own: torch takes some of a tensor by vectors and the rest one by one,
+/// with other last bits, and which they are depends on how many rows there are.
+bool by_number(const at::Tensor& projected) {
+  constexpr std::int64_t kMostHeads = 256;
+  return projected.is_cpu() && projected.scalar_type() == at::kFloat && projected.size(-1) <= kMostHeads &&
+         !at::GradMode::is_enabled();
+}
+
+/// of(number, its column) for every number.
+template <typename Of>
+at::Tensor each_number(const at::Tensor& projected, const Of& of) {
+  const auto rows = projected.contiguous();
+  const at::Tensor result = at::empty_like(rows);
+  const auto* from = rows.const_data_ptr<float>();
+  auto* to = result.mutable_data_ptr<float>();
+  for (std::int64_t i = 0, width = rows.size(-1); i < rows.numel(); ++i) to[i] = of(from[i], i % width);
+  return result;
+}
+
+at::Tensor floats(const at::Tensor& x) { return x.to(at::kFloat).contiguous(); }
+
+}  // namespace
+
 at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const at::Tensor& dt_bias) {
+  if (by_number(projected) && a_log.dim() == 1 && dt_bias.dim() == 1) {
+    const auto rates = floats(a_log), biases = floats(dt_bias);
+    const auto *rate = rates.const_data_ptr<float>(), *bias = biases.const_data_ptr<float>();
+    return each_number(projected, [&](float x, std::int64_t i) {
+      const float z = x + bias[i];
+      return -std::exp(rate[i]) * (z > 20 ? z : std::log1p(std::exp(z)));
+    });
+  }
   const auto wide = accumulate(projected);
   const auto type = wide.scalar_type();
   return -a_log.to(type).exp() * at::softplus(wide + dt_bias.to(type));
 }
 
 at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias) {
+  if (by_number(projected) && (!bias.defined() || bias.dim() == 1)) {
+    const auto biases = bias.defined() ? floats(bias) : at::Tensor();
+    const auto* more = bias.defined() ? biases.const_data_ptr<float>() : nullptr;
+    return each_number(
+        projected, [&](float x, std::int64_t i) { return 1 / (1 + std::exp(-(more != nullptr ? x + more[i] : x))); });
+  }
   const auto wide = accumulate(projected);
   return at::sigmoid(bias.defined() ? wide + bias.to(wide.scalar_type()) : wide);
 }

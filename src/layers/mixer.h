@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,6 +45,8 @@ struct StateOptions {
   std::int64_t pages = 0;
 };
 
+struct Rotations;  // rotary.h
+
 /// What inference may ask of a call beyond its tokens.
 struct Inference {
   /// Caches without a bound lie in pages: int64 [sequences, pages each] on the device; page i of a sequence holds its
@@ -57,6 +60,8 @@ struct Inference {
   /// Gets from every GKA layer, in turn, how much of each token's query the past explains: 1 − λ q·x/‖q‖², the mean
   /// over heads, [B,T] or in a step [B]. Costs a second solve.
   std::vector<at::Tensor>* certainty = nullptr;
+  /// Of attention's positions, for all layers of one call; the decoder sees to it.
+  std::shared_ptr<Rotations> rotations{};
 };
 
 struct MixerOutput {

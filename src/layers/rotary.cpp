@@ -12,4 +12,16 @@ Rotation rotation_at(const at::Tensor& positions, const at::Tensor& turns, doubl
   return {.cos = (angles.cos() * factor).to(type), .sin = (angles.sin() * factor).to(type)};
 }
 
+Rotation shared_rotation(Rotations* shared, const at::Tensor& positions, const std::vector<double>& turns,
+                         const at::Tensor& on_device, double factor, at::ScalarType dtype) {
+  if (shared == nullptr) return rotation_at(positions, on_device, factor, dtype);
+  const bool same =
+      shared->made.cos.defined() && shared->turns == turns && shared->factor == factor && shared->dtype == dtype;
+  if (!same) {
+    *shared = {
+        .turns = turns, .factor = factor, .dtype = dtype, .made = rotation_at(positions, on_device, factor, dtype)};
+  }
+  return shared->made;
+}
+
 }  // namespace gka::layers

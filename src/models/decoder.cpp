@@ -10,6 +10,7 @@
 #include "gka/errors.h"
 #include "layers/functions.h"
 #include "layers/mixers.h"
+#include "layers/rotary.h"
 #include "models/activations.h"
 #include "ops/recompute.h"
 #include "ops/stored.h"
@@ -158,6 +159,8 @@ ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& s
                                 " blocks and the model has " + std::to_string(blocks_.size()));
   }
   const auto& observe = options.observe;
+  auto of_blocks = options;
+  of_blocks.inference.rotations = std::make_shared<layers::Rotations>();
   ForwardResult result;
   Stream stream{.x = embed(ids, options.dtype.value_or(activations_of(parameters_->options()))), .change = {}};
   if (observe) observe("model.embed_tokens", stream.x);
@@ -167,7 +170,7 @@ ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& s
       continue;
     }
     const auto* before = options.state != nullptr ? &options.state->blocks[i] : nullptr;
-    auto [after, state] = blocks_[i].forward(stream, sequences, before, options);
+    auto [after, state] = blocks_[i].forward(stream, sequences, before, of_blocks);
     stream = std::move(after);
     if (options.want_state) result.state.blocks.push_back(std::move(state));
   }
@@ -198,9 +201,11 @@ at::Tensor Decoder::head_for(const at::Tensor& hidden) const {
 at::Tensor Decoder::step(const at::Tensor& ids, const DecoderState& pool, const at::Tensor& slots,
                          const at::Tensor& positions, const layers::Inference& inference) const {
   const at::NoGradGuard no_gradient;
+  auto of_blocks = inference;
+  of_blocks.rotations = std::make_shared<layers::Rotations>();
   Stream stream{.x = embed(ids, activations_of(parameters_->options())), .change = {}};
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    stream = blocks_[i].step(stream, pool.blocks.at(i), slots, positions, inference);
+    stream = blocks_[i].step(stream, pool.blocks.at(i), slots, positions, of_blocks);
   }
   return layers::add_norm(stream.x, stream.change, norm_, config_.mixer.rms_norm_eps).normed;
 }

@@ -96,6 +96,32 @@ TEST_F(StoredModel, IsTheFilesOwnPagesAndNoCopy) {
   EXPECT_EQ(mapped.parameters().count(), models::count_parameters(mapped.config()));
 }
 
+class EveryStoredMixer : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(StoredModel, EveryStoredMixer, testing::ValuesIn(models::test::kEveryKind));
+
+TEST_P(EveryStoredMixer, AnswersInABatchWithTheBitsItHasAlone) {
+  const Scratch folder;
+  auto config = tiny_config(GetParam());
+  config.intermediate_size = 64;  // torch's own SiLU takes whole vectors of it
+  models::save_model(tiny_model(config, at::kFloat), folder.path());
+  for (const char* weights : {"bfloat16", "int8"}) {
+    const Request request{.prompt = random_tokens(80), .sampling = {.seed = 4}, .max_tokens = 20};
+    const auto alone = ask(*engine_in(folder, weights), request);
+    const auto busy = engine_in(folder, weights);
+    std::vector<std::future<Answer>> others, same;
+    for (std::int64_t i = 0; i < 6; ++i) {
+      others.push_back(ask_later(*busy, {.prompt = random_tokens(40 + 50 * i, 9), .max_tokens = 10 + i}));
+      same.push_back(ask_later(*busy, request));
+    }
+    for (auto& later : same) {
+      const auto answer = later.get();
+      EXPECT_EQ(answer.tokens, alone.tokens) << weights;
+      EXPECT_EQ(answer.logprobs, alone.logprobs) << weights;
+    }
+    for (auto& answer : others) EXPECT_EQ(answer.get().finish, Finish::length);
+  }
+}
+
 TEST_F(StoredModel, AnUnknownKindOfWeightsIsRefused) {
   try {
     engine_in(folder_, "int4");
