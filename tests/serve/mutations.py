@@ -1,4 +1,4 @@
-"""Requests with something wrong in them: bodies, headers, UTF-8, numbers, nesting, sizes, and senders that take their time.
+"""Requests with something wrong in them: bodies, headers, UTF-8, numbers, nesting, sizes, and senders that are slow.
 
     python tests/serve/mutations.py --count 100000 [--program build/asan/bin/gka_fake_server]
 
