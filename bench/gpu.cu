@@ -127,6 +127,26 @@ std::vector<NamedCase> accuracy_cases() {
            }),
       with("D 256, V 256", [](auto& s) { s.key_dim = s.value_dim = 256, s.tokens = 200, s.heads = 1; }),
       with("odd sizes", [](auto& s) { s.batch = 2, s.tokens = 77, s.key_dim = 45, s.value_dim = 37; }),
+      with("D 64, V 64", [](auto& s) { s.key_dim = s.value_dim = 64; }),
+      with("D 64, strong decay",
+           [](auto& s) { s.key_dim = s.value_dim = 64, s.weakest_decay = 0.1, s.strongest_decay = 6; }),
+      with("D 64, forgets",
+           [](auto& s) {
+             s.key_dim = s.value_dim = 64;
+             s.forget = 0.02, s.skip = 0.2, s.keep = 0.2, s.strongest_decay = 0.5;
+           }),
+      with("D 64, with states",
+           [](auto& s) {
+             s.key_dim = s.value_dim = 64;
+             s.h0 = s.u0 = s.d_h = s.d_u = true, s.full_rank_h0 = true;
+           }),
+      with("D 64, packed",
+           [](auto& s) {
+             s.key_dim = s.value_dim = 64, s.lengths = {130, 0, 64, 1, 200, 65};
+             s.tokens = 460, s.layout = Layout::padded, s.h0 = s.u0 = s.d_h = s.d_u = true, s.float32_gates = true;
+           }),
+      with("D 64, float16", [](auto& s) { s.key_dim = s.value_dim = 64, s.dtype = DType::float16; }),
+      with("D 32, V 32", [](auto& s) { s.key_dim = s.value_dim = 32; }),
       with("D 64, V 192", [](auto& s) { s.key_dim = 64, s.value_dim = 192, s.tokens = 300; }),
       with("5 iterations", [](auto& s) { s.options.iterations = 5; }),
       with("12 iterations", [](auto& s) { s.options.iterations = 12; }),
@@ -407,6 +427,9 @@ constexpr Row kRows[] = {
     {"B4 T8192", {4, 8192, 8, 128}, 2.38, 7.49, 1.10, 2.8},
     {"B4 T16384", {4, 16384, 8, 128}, 4.34, 14.29, 2.0, 5.0},
     {"B1 T65536", {1, 65536, 8, 128}, 5.36, 20.13, 2.4, 6.0},
+    // As many channels in smaller heads: 0.8 and 1.0 of B4 T4096.
+    {"H16 D64", {4, 4096, 16, 64}, 0, 0, 0.48, 1.2},
+    {"H32 D32", {4, 4096, 32, 32}, 0, 0, 0.60, 1.5},
     {"unit keys", {4, 4096, 8, 128, DType::bfloat16, Numbers::sphere}, 0, 0, 0, 0},
     {"shared", {4, 4096, 8, 128, DType::bfloat16, Numbers::shared}, 0, 0, 0, 0},
     {"unit 16K", {4, 16384, 8, 128, DType::bfloat16, Numbers::sphere}, 0, 0, 0, 0},

@@ -36,6 +36,14 @@ TEST(Choice, HopperTakesTheUsualCallBothWays) {
   EXPECT_STREQ(choose_on(usual(), Outputs{}).why, "");
 }
 
+TEST(Choice, AHeadIsPaddedToTheSmallestSizeThatHoldsKeysAndValues) {
+  EXPECT_EQ(hopper::size_for(32, 32), 64);
+  EXPECT_EQ(hopper::size_for(64, 64), 64);
+  EXPECT_EQ(hopper::size_for(64, 68), 128);
+  EXPECT_EQ(hopper::size_for(68, 64), 128);
+  EXPECT_EQ(hopper::size_for(64, 256), 128);  // two blocks of values
+}
+
 TEST(Choice, WhatHopperDoesNotCarryIsThePlainPathsAndSaysWhy) {
   const std::vector<std::function<void(Problem&)>> changes = {
       [](Problem& p) { p.q.dtype = DType::float32; },

@@ -24,7 +24,8 @@ using cuda_on_host::Device;
 using cuda_on_host::Plan;
 using cuda_on_host::Segment;
 
-constexpr int kDim = 128;
+using cuda_on_host::hopper::kChunk;
+using cuda_on_host::hopper::SystemLayout;
 
 /// H (or U) in the middle of a segment from that at its start, of rows of `columns` numbers; `right` is k (or v).
 void advance(const Problem& p, const View& right, std::int64_t columns, const Segment& segment, std::int64_t head,
@@ -49,9 +50,10 @@ bwd::Place place_of_task(const Problem& p, const cuda_on_host::Plan& plan, std::
 
 /// States at the start of every half segment, from those of segments, as the forward pass's walk leaves them: divided
 /// by their norms, in float16, swizzled.
-bwd::GivenStates state_tiles(const Problem& p, const float* saved, const View& right, std::int64_t columns,
-                             const Plan& plan, const Device& device) {
-  const std::int64_t tiles = 2 * plan.count(p) * p.heads, numbers = p.key_dim * columns, size = kDim * kDim;
+template <int D>
+bwd::GivenStates<D> state_tiles(const Problem& p, const float* saved, const View& right, std::int64_t columns,
+                                const Plan& plan, const Device& device) {
+  const std::int64_t tiles = 2 * plan.count(p) * p.heads, numbers = p.key_dim * columns, size = D * D;
   const std::int64_t room = 2 * cuda_on_host::segments_of(p) * p.heads;  // kernels ask for it before they know theirs
   auto* const parts = cuda_on_host::allocate<std::uint16_t>(device, room * size);
   auto* const norms = cuda_on_host::allocate<float>(device, room);
@@ -68,18 +70,19 @@ bwd::GivenStates state_tiles(const Problem& p, const float* saved, const View& r
     for (std::int64_t i = 0; i < numbers; ++i) {
       const int row = static_cast<int>(i / columns), column = static_cast<int>(i % columns);
       const auto value = static_cast<float>(state[static_cast<std::size_t>(i)] / std::sqrt(square));
-      parts[task * size + bwd::Tile::place(kDim, row, column)] = cuda_on_host::float_to_half(value);
+      parts[task * size + bwd::Tile::place(D, row, column)] = cuda_on_host::float_to_half(value);
     }
   }
   return {.tiles = parts, .norm = norms};
 }
 
 /// U_c do_c as float32 vectors, from the systems of the solve.
-void take_right_sides(const Problem& p, const Plan& plan, const bwd::Scratch& scratch) {
+template <int D>
+void take_right_sides(const Problem& p, const Plan& plan, const bwd::Scratch<D>& scratch) {
   for (std::int64_t task = 0; task < 2 * plan.count(p) * p.heads; ++task) {
     const bwd::Place place = place_of_task(p, plan, task);
-    bwd::SharedWide rows;
-    rows.take(scratch.packed(task, cuda_on_host::hopper::SystemLayout<kDim>::kRhs));
+    bwd::Wide<D> rows;
+    rows.take(scratch.packed(task, SystemLayout<D>::kRhs));
     const auto to = place.field(p, scratch.udo, static_cast<int>(p.key_dim));
     rows.each([&](const bwd::At& at, float x, float y) {
       if (at.row >= place.len || at.column >= p.key_dim) return;
@@ -89,37 +92,36 @@ void take_right_sides(const Problem& p, const Plan& plan, const bwd::Scratch& sc
   }
 }
 /// ŷ as the solve leaves it: as tiles.
-void leave_tiles(const Problem& p, const Plan& plan, const bwd::Scratch& scratch) {
+template <int D>
+void leave_tiles(const Problem& p, const Plan& plan, const bwd::Scratch<D>& scratch) {
   for (std::int64_t task = 0; task < 2 * plan.count(p) * p.heads; ++task) {
     const bwd::Place place = place_of_task(p, plan, task);
     const auto from = place.field(p, static_cast<const float*>(scratch.y), static_cast<int>(p.key_dim));
-    bwd::SharedWide rows;
+    bwd::Wide<D> rows;
     rows.each([&](const bwd::At& at, float& x, float& y) {
       const bool inside = at.row < place.len && at.column < p.key_dim;
       x = inside ? from.at(at.row, at.column)[0] : 0;
       y = inside ? from.at(at.row, at.column)[1] : 0;
     });
-    std::uint32_t tops[cuda_on_host::hopper::kChunk] = {};
+    std::uint32_t tops[kChunk] = {};
     rows.row_tops(tops);
-    rows.store_rows({scratch.y_tiles + task * cuda_on_host::hopper::kChunk * kDim, cuda_on_host::hopper::kChunk},
+    rows.store_rows({scratch.y_tiles + task * kChunk * D, kChunk},
                     [&](int row) { return bwd::scale_of(tops[row]).up; });
-    for (int c = 0; c < cuda_on_host::hopper::kChunk; ++c) {
-      scratch.y_down[task * cuda_on_host::hopper::kChunk + c] = bwd::scale_of(tops[c]).down;
-    }
+    for (int c = 0; c < kChunk; ++c) scratch.y_down[task * kChunk + c] = bwd::scale_of(tops[c]).down;
   }
 }
 
 /// kWide: as if all chunks were refined, U_c do_c and ŷ_c are passed on in float32.
-template <DType kType, bool kWide = true>
-void run_passes(const Problem& p, const Saved& saved, const Gradients& out) {
+template <int D, DType kType, bool kWide>
+void run_passes_of(const Problem& p, const Saved& saved, const Gradients& out) {
   with_scratch<Device>([&](const Device& device) {
     const Plan plan = cuda_on_host::start_plan(p, device);
-    bwd::Scratch given{};
-    given.h = state_tiles(p, static_cast<const float*>(saved.h), p.k, p.key_dim, plan, device);
-    given.u = state_tiles(p, static_cast<const float*>(saved.u), p.v, p.value_dim, plan, device);
+    bwd::Scratch<D> given{};
+    given.h = state_tiles<D>(p, static_cast<const float*>(saved.h), p.k, p.key_dim, plan, device);
+    given.u = state_tiles<D>(p, static_cast<const float*>(saved.u), p.v, p.value_dim, plan, device);
     given.solve = {.pace = 1, .headroom = 1, .least_spread = 0, .float32 = kWide};
-    const auto solve_plainly = [&](const bwd::Scratch& scratch) {
-      if (!kWide) take_right_sides(p, plan, scratch);
+    const auto solve_plainly = [&](const bwd::Scratch<D>& scratch) {
+      if (!kWide) take_right_sides<D>(p, plan, scratch);
       View vectors{.data = scratch.udo,
                    .dtype = DType::float32,
                    .batch_stride = p.tokens * p.heads * p.key_dim,
@@ -130,10 +132,15 @@ void run_passes(const Problem& p, const Saved& saved, const Gradients& out) {
       solve.q = vectors;
       vectors.data = scratch.y;
       CudaOnHost::forward(solve, {.o = vectors});
-      if (!kWide) leave_tiles(p, plan, scratch);
+      if (!kWide) leave_tiles<D>(p, plan, scratch);
     };
-    bwd::run<bwd::Shape<kType, false>>(p, saved, out, plan, device, given, solve_plainly);
+    bwd::run<bwd::Shape<D, kType, false>>(p, saved, out, plan, device, given, solve_plainly);
   });
+}
+template <DType kType, bool kWide = true>
+void run_passes(const Problem& p, const Saved& saved, const Gradients& out) {
+  const bool small = cuda_on_host::hopper::size_for(p.key_dim, p.value_dim) == 64;
+  (small ? run_passes_of<64, kType, kWide> : run_passes_of<128, kType, kWide>)(p, saved, out);
 }
 
 CaseSpec spec_with(void (*change)(CaseSpec&)) {
@@ -174,12 +181,24 @@ TEST(HopperBackwardPasses, MatchTheReferenceWhereNothingIsRefined) {
     s.value_dim = 128;
   }));
 }
+TEST(HopperBackwardPasses, MatchTheReferenceAtTheSmallSize) {
+  const CaseSpec spec = spec_with([](CaseSpec& s) {
+    s.keys = Keys::silu;
+    s.key_dim = s.value_dim = 64;
+  });
+  expect_gradients(spec);
+  expect_gradients<false>(spec);
+}
 TEST(HopperBackwardPasses, LoseNothingToStrongDecay) {
-  expect_gradients(spec_with([](CaseSpec& s) {
+  CaseSpec spec = spec_with([](CaseSpec& s) {
     s.keys = Keys::silu;
     s.weakest_decay = 0.5;
     s.strongest_decay = 1.5;
-  }));
+  });
+  for (const std::int64_t values : {48, 96}) {  // of both sizes
+    spec.value_dim = values;
+    expect_gradients(spec);
+  }
 }
 TEST(HopperBackwardPasses, ForgetAndSkipExactly) {
   // With few keys behind every γ = 0 the two halves of dg cancel: that is where 11 bits show most.
@@ -210,12 +229,14 @@ TEST(HopperBackwardPasses, TakeARidgeAsConstantAndNoGates) {
 }
 
 /// A case of 150 tokens and one head with γ = 0 at two of them.
-Case fenced(std::int64_t begin, std::int64_t end) {
-  Case c(spec_with([](CaseSpec& s) {
+Case fenced(std::int64_t begin, std::int64_t end, std::int64_t values = 32) {
+  CaseSpec spec = spec_with([](CaseSpec& s) {
     s.tokens = 150;
     s.heads = 1;
-    s.key_dim = s.value_dim = 32;
-  }));
+    s.key_dim = 32;
+  });
+  spec.value_dim = values;
+  Case c(spec);
   for (const std::int64_t cut : {begin, end}) c.log_decay.set(0, cut, 0, 0, -std::numeric_limits<double>::infinity());
   return c;
 }
@@ -249,17 +270,17 @@ TEST(HopperBackwardPasses, BehindADecayOfZeroNotABitDependsOnWhatCameBefore) {
 
 TEST(HopperBackwardPasses, ANaNStaysBetweenTwoDecaysOfZero) {
   struct Fence {
-    std::int64_t begin, poison, end;
+    std::int64_t begin, poison, end, values;
   };
-  constexpr Fence kFences[] = {{20, 23, 40}, {50, 60, 100}, {3, 70, 140}};
+  constexpr Fence kFences[] = {{20, 23, 40, 32}, {50, 60, 100, 96}, {3, 70, 140, 32}, {3, 70, 140, 96}};
   constexpr std::pair<const char*, Array Case::*> kPoisons[] = {
       {"q", &Case::q},       {"k", &Case::k},         {"v", &Case::v},    {"log_decay", &Case::log_decay},
       {"beta", &Case::beta}, {"alpha", &Case::alpha}, {"d_o", &Case::d_o}};
-  for (const auto& [begin, poison, end] : kFences) {
-    const Case clean = fenced(begin, end);
+  for (const auto& [begin, poison, end, values] : kFences) {
+    const Case clean = fenced(begin, end, values);
     const OwnedGradients want = gradients_of(clean);
     for (const auto& [name, input] : kPoisons) {
-      Case poisoned = fenced(begin, end);
+      Case poisoned = fenced(begin, end, values);
       (poisoned.*input).set(0, poison, 0, 0, std::numeric_limits<double>::quiet_NaN());
       const OwnedGradients got = gradients_of(poisoned);
       const auto of = got.named(), wanted = want.named();

@@ -38,7 +38,7 @@ inline constexpr Rule kCarried[] = {
     {[](const Problem& p) { return p.options.ridge_mode == RidgeMode::adaptive; },
      "the Hopper kernels take the adaptive ridge only"},
     {[](const Problem& p) { return p.options.decay_keys; }, "the Hopper kernels decay H and U alike"},
-    {[](const Problem& p) { return p.key_dim <= kDim; }, "the Hopper kernels take up to 128 key channels"},
+    {[](const Problem& p) { return p.key_dim <= kLargeSize; }, "the Hopper kernels take up to 128 key channels"},
     {[](const Problem& p) { return p.options.iterations <= kMostSteps; },
      "the Hopper kernels take up to 64 iterations"},
     {[](const Problem& p) { return p.options.chunk == 0 || p.options.chunk == kChunk; },

@@ -10,6 +10,7 @@ namespace gka::kernels::cuda::hopper {
 namespace {
 
 /// H and U at the start of every chunk, from float32 states at the start of segments.
+template <int D>
 Cut start_states(const Problem& p, const Saved& saved, const KeptStates& to, const Device& device) {
   const auto [cut, updates] = start_pass(p, 1, device);
   const int dim = static_cast<int>(p.key_dim), values = static_cast<int>(p.value_dim);
@@ -18,30 +19,32 @@ Cut start_states(const Problem& p, const Saved& saved, const KeptStates& to, con
                         .u = {.states = static_cast<float*>(saved.u), .rows = dim, .columns = values, .chunks = to.u},
                         .whole_k = whole_units(p.k, p.key_dim),
                         .whole_v = whole_units(p.v, p.value_dim)};
-  start_chunk_h<true>(p, cut, call, device);
+  start_chunk_h<D, true>(p, cut, call, device);
   return cut;
 }
 
 /// float32 states at the start of segments, from tiles at the start of chunks.
+template <int D>
 __global__ void __launch_bounds__(256)
     unpack_states(ChunkStates tiles, std::int64_t segments, std::int64_t heads, float* to) {
-  constexpr int kNumbers = kDim * kWidth;
+  constexpr int kNumbers = D * D;
   for (std::int64_t i = block() * 256 + thread(); i < segments * heads * kNumbers; i += blocks() * 256) {
     const std::int64_t state = i / kNumbers, at = state / heads * 2 * heads + state % heads;
-    const int row = static_cast<int>(i % kNumbers / kWidth), column = static_cast<int>(i % kWidth);
-    to[i] = __half2float(tiles.tile(at, kDim)[bwd::Tile::place(kDim, row, column)]) * tiles.norm[at];
+    const int row = static_cast<int>(i % kNumbers / D), column = static_cast<int>(i % D);
+    to[i] = __half2float(tiles.tile(at, D)[bwd::Tile::place(D, row, column)]) * tiles.norm[at];
   }
 }
 
 template <typename Shape>
 void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& out, const Device& device) {
-  const KeptStates states = tiles ? kept_states(p, saved)
-                                  : KeptStates{.h = room_for_states(p, device, 1), .u = room_for_states(p, device, 1)};
-  const Cut cut = tiles ? start_cut(p, 1, device) : start_states(p, saved, states, device);
+  constexpr int D = Shape::kSize;
+  const KeptStates states =
+      tiles ? kept_states<D>(p, saved) : KeptStates{room_for_states<D>(p, device, 1), room_for_states<D>(p, device, 1)};
+  const Cut cut = tiles ? start_cut(p, 1, device) : start_states<D>(p, saved, states, device);
   const auto given = [](const ChunkStates& of) {
-    return bwd::GivenStates{reinterpret_cast<const std::uint16_t*>(of.tiles), of.norm};
+    return bwd::GivenStates<D>{reinterpret_cast<const std::uint16_t*>(of.tiles), of.norm};
   };
-  bwd::Scratch scratch{};
+  bwd::Scratch<D> scratch{};
   scratch.h = given(states.h);
   scratch.u = given(states.u);
   scratch.trace = states.h.trace;
@@ -54,14 +57,14 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
                    .float32 = false,
                    .reaches = schedules.reaches};
   std::copy_n(schedules.spread, kReaches, scratch.solve.spread);
-  bwd::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](const bwd::Scratch& of) {
+  bwd::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](const bwd::Scratch<D>& of) {
     const View rhs{.data = of.udo,
                    .dtype = DType::float32,
                    .batch_stride = p.tokens * p.heads * p.key_dim,
                    .token_stride = p.heads * p.key_dim,
                    .head_stride = p.key_dim};
     const SolveCall call{.rhs = rhs, .x = of.y, .tiles = reinterpret_cast<char*>(of.y_tiles), .tile_down = of.y_down};
-    start_solve(p, cut.plan, states.h, call, device, of.systems);
+    start_solve<D>(p, cut.plan, states.h, call, device, of.systems);
   });
 }
 
@@ -74,33 +77,40 @@ bool all_whole(const Problem& p, const Gradients& g) {
 
 void run(const Problem& p, const Saved& saved, bool tiles, const Gradients& out, const Device& device) {
   const CurrentDevice current(device.index);
-  const bool whole = p.key_dim == 128 && p.value_dim == 128 && all_whole(p, out);
-  with_type(p, [&](auto type) {
-    constexpr DType kType = decltype(type)::type;
-    whole ? run_as<bwd::Shape<kType, true>>(p, saved, tiles, out, device)
-          : run_as<bwd::Shape<kType, false>>(p, saved, tiles, out, device);
+  with_size(p, [&](auto size) {
+    constexpr int D = decltype(size)::value;
+    const bool whole = p.key_dim == D && p.value_dim == D && all_whole(p, out);
+    with_type(p, [&](auto type) {
+      constexpr DType kType = decltype(type)::type;
+      whole ? run_as<bwd::Shape<D, kType, true>>(p, saved, tiles, out, device)
+            : run_as<bwd::Shape<D, kType, false>>(p, saved, tiles, out, device);
+    });
   });
 }
 
 }  // namespace
 
-bool keeps_tiles(const Problem& p) { return p.key_dim == kDim && p.value_dim == kWidth; }
-
 void save_tiles(const Problem& p, const Saved& from, const Saved& to, const Device& device) {
   const CurrentDevice current(device.index);
-  start_states(p, from, kept_states(p, to), device);
+  with_size(p, [&](auto size) {
+    constexpr int D = decltype(size)::value;
+    start_states<D>(p, from, kept_states<D>(p, to), device);
+  });
 }
 
 void restore_states(const Problem& p, const Saved& from, const Saved& to, const Device& device) {
   const CurrentDevice current(device.index);
-  const KeptStates kept = kept_states(p, from);
-  const std::int64_t segments = segments_of(p), blocks = segments * p.heads * kDim * kWidth / 256;
-  start<256>(unpack_states, blocks, 0, device, kept.h, segments, p.heads, static_cast<float*>(to.h));
-  start<256>(unpack_states, blocks, 0, device, kept.u, segments, p.heads, static_cast<float*>(to.u));
+  with_size(p, [&](auto size) {
+    constexpr int D = decltype(size)::value;
+    const KeptStates kept = kept_states<D>(p, from);
+    const std::int64_t segments = segments_of(p), blocks = segments * p.heads * D * D / 256;
+    start<256>(unpack_states<D>, blocks, 0, device, kept.h, segments, p.heads, static_cast<float*>(to.h));
+    start<256>(unpack_states<D>, blocks, 0, device, kept.u, segments, p.heads, static_cast<float*>(to.u));
+  });
 }
 
 void backward(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {
-  if (p.value_dim > kWidth) return backward_in_blocks(p, saved, out, device);
+  if (p.value_dim > kLargeSize) return backward_in_blocks(p, saved, out, device);
   run(p, saved, keeps_tiles(p), out, device);
 }
 void backward_from_states(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {

@@ -6,14 +6,15 @@
 namespace gka::kernels::cuda::hopper::bwd {
 
 /// One of the two gradients that are carried.
+template <int D>
 struct CarriedGradient {
-  States parts;
+  States<D> parts;
   float* down;         // of what arrives
   const float* start;  // [sequences, heads, rows, columns]: the final state's gradient, or null
   float* last;         // the first state's, or null
   int rows, columns;
-  GivenStates states;              // H or U
-  float* inner;                    // [tasks, kPartials]: parts of the inner products of these and what arrives
+  GivenStates<D> states;           // H or U
+  float* inner;                    // [tasks, kPartials<D>]: parts of the inner products of these and what arrives
   const float* of_h = nullptr;     // with kKeys: these times H belong to the parts
   const float* largest = nullptr;  // of `start`
 };
@@ -40,15 +41,15 @@ struct CarryShared {
 /// of a tile can be at most, so all scale it alike. Tiles come through shared memory, where a thread reads only what it
 /// asked for itself; of the numbers that belong to chunks a lane has those of one chunk in kLanes. kKeys: for H, whose
 /// gradient is symmetric. One loop and what it needs: a pipeline that is read from its head to its end.
-template <bool kKeys>
+template <int D, bool kKeys>
 __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan, const float* zetas,
-                                              const CarriedGradient& c, std::int64_t which) {
+                                              const CarriedGradient<D>& c, std::int64_t which) {
   constexpr int kOwn = 8;
-  constexpr std::int64_t kBlocks = kStateNumbers / kOwn / kTileThreads;
+  constexpr std::int64_t kBlocks = kStateNumbers<D> / kOwn / kTileThreads;
   auto& memory = *reinterpret_cast<CarryShared*>(tile_memory());
   const std::int64_t head = which / kBlocks % p.heads, n = which / kBlocks / p.heads, state_at = n * p.heads + head;
   const int e = (static_cast<int>(which % kBlocks) * kTileThreads + tile_thread()) * kOwn;
-  const int row = e / 64 % kWidth, column = e / 64 / kWidth * 64 + ((e % 64 / 8) ^ (row % 8)) * 8;
+  const int row = e / 64 % D, column = e / 64 / D * 64 + ((e % 64 / 8) ^ (row % 8)) * 8;
   const auto inside = [&](int i) { return row < c.rows && column + i < c.columns; };
   const std::int64_t at = state_at * c.rows * c.columns + static_cast<std::int64_t>(row) * c.columns + column;
 
@@ -118,7 +119,7 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
     place = place + 1 == kCarryAhead ? 0 : place + 1;
     inner = sum_lanes(inner);
     if (twice) inner *= 2;
-    if (e % (kOwn * kLanes) == 0) c.inner[task * kPartials + e / (kOwn * kLanes)] = inner;
+    if (e % (kOwn * kLanes) == 0) c.inner[task * kPartials<D> + e / (kOwn * kLanes)] = inner;
     bound = faded(bound, zeta) + number(here.top);
     if constexpr (kKeys) bound += bits_to_float(size_bits(of_h));
   }
@@ -128,25 +129,32 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
   }
 }
 
-/// Blocks for a quarter of a state's numbers, and for the gradients of U and H of a sequence's head: of H's all but the
-/// second quarter.
-inline constexpr int kCarryQuarter = kStateNumbers / 8 / kTileThreads / 4, kCarryBlocks = 7 * kCarryQuarter;
+/// Blocks for a quarter of a state's numbers, and for the gradients of U and H of a sequence's head: of H's, where it
+/// has 128 rows, all but the second quarter.
+template <int D>
+inline constexpr int kCarryQuarter = kStateNumbers<D> / 8 / kTileThreads / 4;
+template <int D>
+inline constexpr int kCarryLeftOut = D == 128 ? kCarryQuarter<D> : 0;
+template <int D>
+inline constexpr int kCarryBlocks = 8 * kCarryQuarter<D> - kCarryLeftOut<D>;
 
 /// Both gradients, in turn.
+template <int D>
 static __global__ void __launch_bounds__(kTileThreads, 4)
     bwd_carry(const __grid_constant__ Problem p, Plan plan, const float* zetas,
-              const __grid_constant__ CarriedGradient of_u, const __grid_constant__ CarriedGradient of_h) {
-  const std::int64_t state = block() / kCarryBlocks;
-  const int part = static_cast<int>(block() % kCarryBlocks), of_keys = part - 4 * kCarryQuarter;
+              const __grid_constant__ CarriedGradient<D> of_u, const __grid_constant__ CarriedGradient<D> of_h) {
+  constexpr int kQuarter = kCarryQuarter<D>;
+  const std::int64_t state = block() / kCarryBlocks<D>;
+  const int part = static_cast<int>(block() % kCarryBlocks<D>), of_keys = part - 4 * kQuarter;
   if (of_keys < 0) {
-    carry_numbers<false>(p, plan, zetas, of_u, state * 4 * kCarryQuarter + part);
+    carry_numbers<D, false>(p, plan, zetas, of_u, state * 4 * kQuarter + part);
   } else {
-    carry_numbers<true>(p, plan, zetas, of_h,
-                        state * 4 * kCarryQuarter + of_keys + (of_keys < kCarryQuarter ? 0 : kCarryQuarter));
+    carry_numbers<D, true>(p, plan, zetas, of_h,
+                           state * 4 * kQuarter + of_keys + (of_keys < kQuarter ? 0 : kCarryLeftOut<D>));
   }
 }
 
-/// d_h0 is symmetric: a quarter of it is missing, and rounding made the rest so only nearly.
+/// d_h0 is symmetric: a quarter of 128 rows is missing, and rounding made the rest so only nearly.
 static __global__ void __launch_bounds__(kTileThreads) make_symmetric(std::int64_t matrices, int dim, float* h) {
   const std::int64_t pairs = static_cast<std::int64_t>(dim) * dim;
   for (std::int64_t i = block() * kTileThreads + tile_thread(); i < matrices * pairs; i += blocks() * kTileThreads) {

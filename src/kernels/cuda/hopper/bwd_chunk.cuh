@@ -8,7 +8,14 @@
 
 namespace gka::kernels::cuda::hopper::bwd {
 
-inline constexpr int kTileBytes = kChunk * kWidth * 2, kStateNumbers = kWidth * kWidth, kStateBytes = kStateNumbers * 2;
+template <int D>
+inline constexpr int kTileNumbers = kChunk * D;
+template <int D>
+inline constexpr int kTileBytes = kTileNumbers<D> * 2;
+template <int D>
+inline constexpr int kStateNumbers = D * D;
+template <int D>
+inline constexpr int kStateBytes = kStateNumbers<D> * 2;
 
 template <typename Body>
 __device__ __forceinline__ void each_of(int n, Body&& body) {
@@ -234,48 +241,49 @@ inline bool lies_whole(const View& view, DType dtype) {
 }
 
 /// A view's rows into a tile as they are. Every thread gets the units that it will see in `sweep_units`.
-template <bool kWhole, int kGroups = 1>
+template <int D, bool kWhole, int kGroups = 1>
 __device__ __forceinline__ void fetch_rows(const Tile& to, const View& view, const Place& place, int columns) {
   const Field<const std::uint16_t> from = place.field(view);
   if constexpr (kWhole) {
-    copy_rows<kGroups>(to, from.data, from.stride, place.len);
+    copy_rows<D, kGroups>(to, from.data, from.stride, place.len);
   } else {
-    sweep_units<kGroups>([&](int c, int u) { return read_row(from, c, 8 * u, place.len, columns); },
-                         [&](int c, int u, const Unit& unit) { to.put(c, u, unit); });
+    sweep_units<D, kGroups>([&](int c, int u) { return read_row(from, c, 8 * u, place.len, columns); },
+                            [&](int c, int u, const Unit& unit) { to.put(c, u, unit); });
   }
 }
 
-/// Eight units of a row.
+/// Half the units of a row of D numbers.
+template <int D>
 struct HalfRow {
-  Unit units[8];
+  Unit units[D / 16];
 };
 
 /// Rows that `fetch_rows` brought into tiles one behind the other, after `wait_for_copies` and a barrier: as float16,
 /// times powers of two of which `down` (kChunk numbers for each tile) gets the inverse. kBad: four bits for each tile.
 /// The tiles are taken in turn, so that there is little code.
-template <DType kType, int kTiles, int kBad>
+template <int D, DType kType, int kTiles, int kBad>
 __device__ __forceinline__ void settle_rows(std::uint16_t* tiles, float* down, TokenGates& gates) {
 #pragma unroll 1
   for (int i = 0; i < kTiles; ++i) {
-    const Tile tile{tiles + i * kChunk * kWidth, kChunk};
-    sweep_half_rows(
+    const Tile tile{tiles + i * kTileNumbers<D>, kChunk};
+    sweep_half_rows<D>(
         [&](int c, int first) {
-          HalfRow half;
+          HalfRow<D> half;
 #pragma unroll
-          for (int u = 0; u < 8; ++u) half.units[u] = tile.unit(c, first + u);
+          for (int u = 0; u < D / 16; ++u) half.units[u] = tile.unit(c, first + u);
           return half;
         },
-        [](const HalfRow& half) {
+        [](const HalfRow<D>& half) {
           std::uint32_t top = 0;
 #pragma unroll
           for (const Unit& unit : half.units) top = max(top, largest_of<kType>(unit));
           return top;
         },
-        [&](int c, int first, const HalfRow& half, std::uint32_t top) {
+        [&](int c, int first, const HalfRow<D>& half, std::uint32_t top) {
           const Scale scale = scale_of(top);
           const bool fine = usable(top);
 #pragma unroll
-          for (int u = 0; u < 8; ++u) {
+          for (int u = 0; u < D / 16; ++u) {
             tile.put(c, first + u, fine ? pack_eight(unpack<kType>(half.units[u]), scale.up) : Unit{});
           }
           if (first != 0) return;
@@ -286,9 +294,9 @@ __device__ __forceinline__ void settle_rows(std::uint16_t* tiles, float* down, T
 }
 
 /// to = from · factor(c), row by row, as float16. Every thread has the units that it would fetch.
-template <int kGroups = 1, DType kType = DType::float16, typename Factor>
+template <int D, int kGroups = 1, DType kType = DType::float16, typename Factor>
 __device__ __forceinline__ void weigh_rows(const Tile& to, const Tile& from, Factor&& factor) {
-  sweep_units<kGroups>(
+  sweep_units<D, kGroups>(
       [&](int c, int u) { return from.unit(c, u); },
       [&](int c, int u, const Unit& unit) { to.put(c, u, pack_eight(unpack<kType>(unit), factor(c))); });
 }

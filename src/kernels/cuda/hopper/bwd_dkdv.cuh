@@ -1,5 +1,5 @@
-// bwd_dkdv: dk, dv, dβ and dg from the chunk itself and from what arrives. Two warpgroups have a chunk, each half of
-// the columns of every product. What is not obvious: masked scores become left operands by way of shared memory, in
+// bwd_dkdv: dk, dv, dβ and dg from the chunk itself and from what arrives. Warpgroups share a chunk, each with 64
+// of D columns of every product. What is not obvious: masked scores become left operands by way of shared memory, in
 // float16 times a power of two for their row that is known before they are, from bounds; so all that dk_j takes from
 // tokens is added up in the tensor cores.
 #pragma once
@@ -8,12 +8,14 @@
 
 namespace gka::kernels::cuda::hopper::bwd {
 
+template <int D>
 struct DkDvShared {
-  std::uint16_t k[kTileBytes / 2];
-  std::uint16_t v[kTileBytes / 2];
-  std::uint16_t d_o[kTileBytes / 2], q[kTileBytes / 2];  // q then two left operands; both: R̄', then H_0
-  std::uint16_t x[kTileBytes / 2], y[kTileBytes / 2];    // then Ḡ'
-  std::uint16_t left[kTileBytes / 4];
+  static constexpr int kLeft = kChunk * kChunk;  // numbers of a left operand
+  std::uint16_t k[kTileNumbers<D>];
+  std::uint16_t v[kTileNumbers<D>];
+  std::uint16_t d_o[kTileNumbers<D>], q[2 * kLeft];      // q then two left operands; from d_o on: R̄', then H_0
+  std::uint16_t x[kTileNumbers<D>], y[kTileNumbers<D>];  // then, from x on, Ḡ'
+  std::uint16_t left[kLeft];
   TokenGates gates;
   Solutions solutions;
   BulkBarrier tokens, states;
@@ -40,12 +42,13 @@ __device__ __forceinline__ Pair columns(const float* values, const At& at) {
   return *reinterpret_cast<const Pair*>(values + at.column);
 }
 /// M_jc there, 0 where the row is the later token; `between`: whichever is later.
+template <int D>
 struct SharedFading {
   const float* reach;
-  SharedScores::OfRows row;
+  typename SharedScores<D>::OfRows row;
 
   __device__ explicit SharedFading(const TokenGates& gates)
-      : reach(gates.reach), row(SharedScores::of_rows(gates.reach)) {}
+      : reach(gates.reach), row(SharedScores<D>::of_rows(gates.reach)) {}
   __device__ __forceinline__ Pair between(const At& at) const {
     const Pair column = columns(reach, at);
     const auto fade = [&](float x) { return power_of_two(-bits_to_float(size_bits(row.x[at.r] - x))); };
@@ -57,7 +60,11 @@ struct SharedFading {
   }
 };
 
-static_assert(sizeof(DkDvShared) <= 113 * 1024);  // two blocks to a multiprocessor
+/// Blocks on a multiprocessor.
+template <int D>
+inline constexpr int kDkDvBlocks = D == 64 ? 3 : 2;
+static_assert((sizeof(DkDvShared<64>) + 1024) * kDkDvBlocks<64> <= 228 * 1024);
+static_assert((sizeof(DkDvShared<128>) + 1024) * kDkDvBlocks<128> <= 228 * 1024);
 
 /// 2^n for a whole number n.
 __device__ __forceinline__ float exactly_two_to(float n) {
@@ -67,7 +74,8 @@ __device__ __forceinline__ float exactly_two_to(float n) {
 
 /// of_q, of_x, and up_k, up_v and up_s. A row of a tile has numbers below 2, so products of two rows are below 2⁹; with
 /// at most three terms in a number, everything stays below 2¹⁵.
-__device__ __forceinline__ void bound_rows(DkDvShared& memory, float scale) {
+template <int D>
+__device__ __forceinline__ void bound_rows(DkDvShared<D>& memory, float scale) {
   constexpr float kFar = 1024;  // beyond all logarithms
   TokenGates& gates = memory.gates;
   const Solutions& solutions = memory.solutions;
@@ -77,7 +85,7 @@ __device__ __forceinline__ void bound_rows(DkDvShared& memory, float scale) {
   const std::uint64_t forgets = marked_tokens(gates.forgets);
   const auto of_q = [&](int c) { return scale * (1 - gates.alpha[c]) * gates.q_down[c]; };
   const auto of_x = [&](int c) { return scale * gates.alpha[c] * solutions.x_down[c]; };
-  running_largest<5>(
+  running_largest<5, kTeams<D>>(
       [&](int i) { return i < 2 || i == 4; },  // from the last token down: read, solved, up_s
       [&](int i, int c) {
         const float reach = gates.reach[c], key = logarithm(gates.beta[c]) + 2 * logarithm(gates.k_down[c]);
@@ -110,7 +118,8 @@ __device__ __forceinline__ void bound_rows(DkDvShared& memory, float scale) {
 }
 
 /// dβ and dg, from sums over rows and columns of P. What arrives is ζ_C (⟨Ḡ', H_0⟩ + ⟨R̄', U_0⟩) for all tokens.
-__device__ __forceinline__ void sum_pairs(const Gradients& out, DkDvShared& memory, float scale) {
+template <int D>
+__device__ __forceinline__ void sum_pairs(const Gradients& out, DkDvShared<D>& memory, float scale) {
   TokenGates& gates = memory.gates;
   const Place& place = memory.place;
   const float norm = memory.h_norm, arriving = faded(memory.inner, gates.zeta[kChunk - 1]);
@@ -138,7 +147,7 @@ __device__ __forceinline__ void sum_pairs(const Gradients& out, DkDvShared& memo
   sync();
   // Over the tokens from the last γ = 0 to before t: P's rows less its columns, and what arrives; from t on: the
   // state's row.
-  sum_over_tokens<double, kTeams>(
+  sum_over_tokens<double, kTeams<D>>(
       place.len,
       [&](int t, int c) {
         const float before = static_cast<float>(c) >= since[t] ? own[c] : 0;
@@ -156,47 +165,51 @@ struct DkDvTiles {
   Tile left, left_x, left_y;  // left operands
   Tile squares, fadings;      // the last two once more
 
-  __device__ __forceinline__ explicit DkDvTiles(DkDvShared& memory)
+  template <int D>
+  __device__ __forceinline__ explicit DkDvTiles(DkDvShared<D>& memory)
       : k{memory.k, kChunk},
         v{memory.v, kChunk},
         d_o{memory.d_o, kChunk},
         q{memory.q, kChunk},
         x{memory.x, kChunk},
         y{memory.y, kChunk},
-        state{memory.d_o, kWidth},
-        last_state{memory.x, kWidth},
+        state{memory.d_o, D},
+        last_state{memory.x, D},
         left{memory.left, kChunk},
         left_x{memory.q, kChunk},
-        left_y{memory.q + kTileBytes / 4, kChunk},
+        left_y{memory.q + memory.kLeft, kChunk},
         squares{left_x},
         fadings{left_y} {}
 };
 
 /// Asks for what earlier kernels left of the chunk.
-__device__ __forceinline__ void request_chunk(const Scratch& scratch, std::int64_t task, DkDvShared& memory) {
+template <int D>
+__device__ __forceinline__ void request_chunk(const Scratch<D>& scratch, std::int64_t task, DkDvShared<D>& memory) {
   memory.tokens.init();
   memory.states.init();
   memory.tokens.request(BulkCopy{static_cast<KeptGates*>(&memory.gates), scratch.gates + task, sizeof(KeptGates)},
                         BulkCopy{&memory.solutions, scratch.solutions + task, sizeof(Solutions)},
-                        BulkCopy{memory.k, scratch.packed(task, 0), kTileBytes},
-                        BulkCopy{memory.q, scratch.q_tiles + task * kChunk * kWidth, kTileBytes},
-                        BulkCopy{memory.x, scratch.x_tiles + task * kChunk * kWidth, kTileBytes},
-                        BulkCopy{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes});
+                        BulkCopy{memory.k, scratch.packed(task, 0), kTileBytes<D>},
+                        BulkCopy{memory.q, scratch.q_tiles + task * kTileNumbers<D>, kTileBytes<D>},
+                        BulkCopy{memory.x, scratch.x_tiles + task * kTileNumbers<D>, kTileBytes<D>},
+                        BulkCopy{memory.y, scratch.y_tiles + task * kTileNumbers<D>, kTileBytes<D>});
 }
 
 /// The chunk's place and scales, by one warp: not the one that asks for the tiles.
-__device__ __forceinline__ void read_numbers(const Scratch& scratch, std::int64_t task, const Place& place,
-                                             DkDvShared& memory) {
-  if (tile_thread() < kTeams * kTileThreads - kLanes) return;
+template <int D>
+__device__ __forceinline__ void read_numbers(const Scratch<D>& scratch, std::int64_t task, const Place& place,
+                                             DkDvShared<D>& memory) {
+  constexpr int kParts = kPartials<D>;
+  if (tile_thread() < kTeams<D> * kTileThreads - kLanes) return;
   const auto or_nothing = [](float value) { return finite(value) ? value : 0; };
   const float h_norm = or_nothing(scratch.h.norm[task]), u_norm = or_nothing(scratch.u.norm[task]);
   const float r_down = scratch.r_down[task], g_down = scratch.g_down[task];
   float inner = 0;
 #pragma unroll
-  for (int i = tile_thread() % kLanes; i < kPartials; i += kLanes) {
-    const bool symmetric = i / (kPartials / 4) == 1;  // of H's only three quarters are there
-    inner += scratch.r_inner[task * kPartials + i] * u_norm;
-    inner += symmetric ? 0 : scratch.g_inner[task * kPartials + i] * h_norm;
+  for (int i = tile_thread() % kLanes; i < kParts; i += kLanes) {
+    const bool symmetric = D == 128 && i / (kParts / 4) == 1;  // of H's only three quarters are there
+    inner += scratch.r_inner[task * kParts + i] * u_norm;
+    inner += symmetric ? 0 : scratch.g_inner[task * kParts + i] * h_norm;
   }
   inner = sum_lanes(inner);
   if (tile_thread() % kLanes == 0) {
@@ -211,27 +224,29 @@ __device__ __forceinline__ void read_numbers(const Scratch& scratch, std::int64_
 }
 
 /// v and do as float16 tiles, times the inverse of what their rows are to be multiplied by; rows that are not finite 0.
-template <DType kType>
-__device__ __forceinline__ void settle_values(const Tile& v, const Tile& d_o, DkDvShared& memory) {
+template <int D, DType kType>
+__device__ __forceinline__ void settle_values(const Tile& v, const Tile& d_o, DkDvShared<D>& memory) {
   const TokenGates& gates = memory.gates;
   const Solutions& solutions = memory.solutions;
-  weigh_rows<kTeams, kType>(v, v, [&](int c) { return inverse_of_power(gates.v_down[c]); });
-  weigh_rows<kTeams, kType>(d_o, d_o, [&](int c) { return inverse_of_power(gates.o_down[c]); });
+  weigh_rows<D, kTeams<D>, kType>(v, v, [&](int c) { return inverse_of_power(gates.v_down[c]); });
+  weigh_rows<D, kTeams<D>, kType>(d_o, d_o, [&](int c) { return inverse_of_power(gates.o_down[c]); });
   if (solutions.any_bad) {
-    sweep_units<kTeams>([&](int c, int) { return solutions.bad[c]; },
-                        [&](int c, int u, int bad) {
-                          if (bad & kBadValue) v.put(c, u, Unit{});
-                          if (bad & kBadOutput) d_o.put(c, u, Unit{});
-                        });
+    sweep_units<D, kTeams<D>>([&](int c, int) { return solutions.bad[c]; },
+                              [&](int c, int u, int bad) {
+                                if (bad & kBadValue) v.put(c, u, Unit{});
+                                if (bad & kBadOutput) d_o.put(c, u, Unit{});
+                              });
   }
 }
 
 /// What q_c is weighted with in dk_j: v_j·do_c, of which `values` becomes the whole.
-__device__ __forceinline__ void weigh_queries(const Tile& left, SharedScores& values, DkDvShared& memory) {
+template <int D>
+__device__ __forceinline__ void weigh_queries(const Tile& left, SharedScores<D>& values, DkDvShared<D>& memory) {
+  using Pairs = SharedScores<D>;
   const TokenGates& gates = memory.gates;
-  const auto v_down = SharedScores::of_rows(gates.v_down), up = SharedScores::of_rows(memory.up_k);
-  const SharedFading fading(gates);
-  SharedScores::put({left}, [&](const At& at, int i, Pair(&to)[1]) {
+  const auto v_down = Pairs::of_rows(gates.v_down), up = Pairs::of_rows(memory.up_k);
+  const SharedFading<D> fading(gates);
+  Pairs::put({left}, [&](const At& at, int i, Pair(&to)[1]) {
     const Pair m = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at);
     values[i] *= v_down.x[at.r] * of_o.x;
     values[i + 1] *= v_down.x[at.r] * of_o.y;
@@ -241,15 +256,17 @@ __device__ __forceinline__ void weigh_queries(const Tile& left, SharedScores& va
 
 /// k_j·m_c, which dv takes. Pairs of tokens, in `queries`: (v_j·do_c)(k_j·m_c) − (k_j·x_c)(k_j·y_c), M in them. What
 /// x_c and ŷ_c are weighted with in dk.
-__device__ __forceinline__ void weigh_solutions(const DkDvTiles& tiles, SharedScores& values, SharedScores& queries,
-                                                SharedScores& answered, const SharedScores::Saved& solved,
-                                                DkDvShared& memory) {
+template <int D>
+__device__ __forceinline__ void weigh_solutions(const DkDvTiles& tiles, SharedScores<D>& values,
+                                                SharedScores<D>& queries, SharedScores<D>& answered,
+                                                const typename SharedScores<D>::Saved& solved, DkDvShared<D>& memory) {
+  using Pairs = SharedScores<D>;
   const TokenGates& gates = memory.gates;
   const Solutions& solutions = memory.solutions;
-  const auto k_down = SharedScores::of_rows(gates.k_down), up = SharedScores::of_rows(memory.up_k),
-             up_v = SharedScores::of_rows(memory.up_v);
-  const SharedFading fading(gates);
-  SharedScores::put({tiles.left, tiles.left_x, tiles.left_y}, [&](const At& at, int i, Pair(&to)[3]) {
+  const auto k_down = Pairs::of_rows(gates.k_down), up = Pairs::of_rows(memory.up_k),
+             up_v = Pairs::of_rows(memory.up_v);
+  const SharedFading<D> fading(gates);
+  Pairs::put({tiles.left, tiles.left_x, tiles.left_y}, [&](const At& at, int i, Pair(&to)[3]) {
     const Pair fade = fading.to_column(at), of_o = columns(gates.o_down, at), of_q = columns(memory.of_q, at),
                of_x = columns(memory.of_x, at), of_y = columns(solutions.y_down, at);
     const float key = k_down.x[at.r], unit = up.x[at.r], unit_v = key * up_v.x[at.r];
@@ -269,13 +286,15 @@ __device__ __forceinline__ void weigh_solutions(const DkDvTiles& tiles, SharedSc
 }
 
 /// The nested term between tokens; for its share of the pairs Σ_i (k_i·k_j)² M_ic β_i.
-__device__ __forceinline__ void weigh_keys(const DkDvTiles& tiles, SharedScores& products, DkDvShared& memory) {
+template <int D>
+__device__ __forceinline__ void weigh_keys(const DkDvTiles& tiles, SharedScores<D>& products, DkDvShared<D>& memory) {
+  using Pairs = SharedScores<D>;
   const TokenGates& gates = memory.gates;
   const Solutions& solutions = memory.solutions;
-  const auto row_down = SharedScores::of_rows(gates.k_down), row_weight = SharedScores::of_rows(solutions.reach),
-             up = SharedScores::of_rows(memory.up_k), up_squares = SharedScores::of_rows(memory.up_s);
-  const SharedFading fading(gates);
-  SharedScores::put({tiles.left, tiles.squares, tiles.fadings}, [&](const At& at, int i, Pair(&to)[3]) {
+  const auto row_down = Pairs::of_rows(gates.k_down), row_weight = Pairs::of_rows(solutions.reach),
+             up = Pairs::of_rows(memory.up_k), up_squares = Pairs::of_rows(memory.up_s);
+  const SharedFading<D> fading(gates);
+  Pairs::put({tiles.left, tiles.squares, tiles.fadings}, [&](const At& at, int i, Pair(&to)[3]) {
     const Pair fade = fading.between(at), beta = columns(gates.beta, at), down = columns(gates.k_down, at),
                column_weight = columns(solutions.reach, at);
     const float row = row_down.x[at.r] * up.x[at.r];
@@ -291,12 +310,15 @@ __device__ __forceinline__ void weigh_keys(const DkDvTiles& tiles, SharedScores&
 }
 
 /// P less its nested part, of which `products` is one factor; its sums over rows and columns.
-__device__ __forceinline__ void sum_scores(SharedScores& queries, const SharedScores& products, DkDvShared& memory) {
+template <int D>
+__device__ __forceinline__ void sum_scores(SharedScores<D>& queries, const SharedScores<D>& products,
+                                           DkDvShared<D>& memory) {
+  using Pairs = SharedScores<D>;
   TokenGates& gates = memory.gates;
   const Solutions& solutions = memory.solutions;
   {
-    const auto row_down = SharedScores::of_rows(gates.k_down), up_squares = SharedScores::of_rows(memory.up_s);
-    const SharedFading fading(gates);
+    const auto row_down = Pairs::of_rows(gates.k_down), up_squares = Pairs::of_rows(memory.up_s);
+    const SharedFading<D> fading(gates);
     queries.each_with(products, [&](const At& at, float& a, float& b, float seen_a, float seen_b) {
       const Pair m = fading.to_column(at), weight = columns(solutions.weight, at);
       const float by = 0.5f * row_down.x[at.r] * row_down.x[at.r] * inverse_of_power(up_squares.x[at.r]);
@@ -306,7 +328,7 @@ __device__ __forceinline__ void sum_scores(SharedScores& queries, const SharedSc
   }
   queries.row_sums(memory.d_beta(), [](const At&, float a, float b) { return a + b; });
   {
-    const auto beta = SharedScores::of_rows(gates.beta);
+    const auto beta = Pairs::of_rows(gates.beta);
     queries.each([&](const At& at, float& a, float& b) {
       a = at.column > at.row ? a * beta.x[at.r] : 0;
       b = at.column + 1 > at.row ? b * beta.x[at.r] : 0;
@@ -320,9 +342,10 @@ __device__ __forceinline__ void sum_scores(SharedScores& queries, const SharedSc
 }
 
 /// to += by · fades ⊙ rows ⊙ up ⊙ part, row by row.
-__device__ __forceinline__ void add_state(SharedWide& to, const SharedWide& part, const float* rows, const float* fades,
+template <typename Rows>
+__device__ __forceinline__ void add_state(Rows& to, const Rows& part, const float* rows, const float* fades,
                                           const float* up, float by) {
-  const auto row = SharedWide::of_rows(rows), fade = SharedWide::of_rows(fades), unit = SharedWide::of_rows(up);
+  const auto row = Rows::of_rows(rows), fade = Rows::of_rows(fades), unit = Rows::of_rows(up);
   float factor[sizeof(row.x) / sizeof(float)];
 #pragma unroll
   for (int r = 0; r < static_cast<int>(sizeof(row.x) / sizeof(float)); ++r) {
@@ -332,10 +355,11 @@ __device__ __forceinline__ void add_state(SharedWide& to, const SharedWide& part
 }
 
 template <typename Shape>
-__device__ __forceinline__ void write_dv(SharedWide& d_v, const View& view, int columns, DkDvShared& memory) {
+__device__ __forceinline__ void write_dv(SharedWide<Shape::kSize>& d_v, const View& view, int columns,
+                                         DkDvShared<Shape::kSize>& memory) {
+  using Rows = SharedWide<Shape::kSize>;
   const TokenGates& gates = memory.gates;
-  const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
-             up = SharedWide::of_rows(memory.up_v);
+  const auto beta = Rows::of_rows(gates.beta), poison = Rows::of_rows(gates.poison), up = Rows::of_rows(memory.up_v);
   d_v.each([&](const At& at, float& a, float& b) {
     const float by = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
     a = a * by + lost;
@@ -346,12 +370,12 @@ __device__ __forceinline__ void write_dv(SharedWide& d_v, const View& view, int 
 
 /// With Ḡ' k_j, which `part` is.
 template <typename Shape>
-__device__ __forceinline__ void write_dk(SharedWide& sum, const SharedWide& part, const View& view, int columns,
-                                         DkDvShared& memory) {
+__device__ __forceinline__ void write_dk(SharedWide<Shape::kSize>& sum, const SharedWide<Shape::kSize>& part,
+                                         const View& view, int columns, DkDvShared<Shape::kSize>& memory) {
+  using Rows = SharedWide<Shape::kSize>;
   const TokenGates& gates = memory.gates;
-  const auto beta = SharedWide::of_rows(gates.beta), poison = SharedWide::of_rows(gates.poison),
-             end = SharedWide::of_rows(gates.end), k_down = SharedWide::of_rows(gates.k_down),
-             up = SharedWide::of_rows(memory.up_k);
+  const auto beta = Rows::of_rows(gates.beta), poison = Rows::of_rows(gates.poison), end = Rows::of_rows(gates.end),
+             k_down = Rows::of_rows(gates.k_down), up = Rows::of_rows(memory.up_k);
   sum.each_with(part, [&](const At& at, float& a, float& b, float state_a, float state_b) {
     const float own = beta.x[at.r] * inverse_of_power(up.x[at.r]), lost = poison.x[at.r];
     const float fade = beta.x[at.r] * end.x[at.r] * k_down.x[at.r] * (2 * memory.g_down);
@@ -362,7 +386,8 @@ __device__ __forceinline__ void write_dk(SharedWide& sum, const SharedWide& part
 }
 
 /// Sums over rows of tiles become what they are of numbers.
-__device__ __forceinline__ void scale_sums(DkDvShared& memory) {
+template <int D>
+__device__ __forceinline__ void scale_sums(DkDvShared<D>& memory) {
   const TokenGates& gates = memory.gates;
   const Solutions& solutions = memory.solutions;
   each_of(kChunk, [&](int c) {
@@ -374,19 +399,25 @@ __device__ __forceinline__ void scale_sums(DkDvShared& memory) {
   });
 }
 
+template <int D>
 __device__ __forceinline__ void request_symmetric(BulkBarrier& states, const Tile& to, const std::uint16_t* from) {
-  states.request(BulkCopy{to.data, from, kStateBytes / 4},
-                 BulkCopy{to.data + kSecondHalf, from + kSecondHalf, kStateBytes / 2});
+  if constexpr (D == 128) {
+    states.request(BulkCopy{to.data, from, kStateBytes<D> / 4},
+                   BulkCopy{to.data + kSecondHalf<D>, from + kSecondHalf<D>, kStateBytes<D> / 2});
+  } else {
+    states.request(BulkCopy{to.data, from, kStateBytes<D>});
+  }
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kTeams* kTileThreads, 2)
+__global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, kDkDvBlocks<Shape::kSize>)
     bwd_dkdv(const __grid_constant__ Problem p, const __grid_constant__ Gradients out, Plan plan,
-             const __grid_constant__ Scratch scratch) {
+             const __grid_constant__ Scratch<Shape::kSize> scratch) {
+  constexpr int D = Shape::kSize;
   constexpr bool kWhole = Shape::kWhole;
   const std::int64_t task = block();
-  auto& memory = *reinterpret_cast<DkDvShared*>(tile_memory());
-  const Sides<kWhole> sides(p);
+  auto& memory = *reinterpret_cast<DkDvShared<D>*>(tile_memory());
+  const Sides<Shape> sides(p);
   TokenGates& gates = memory.gates;
   const DkDvTiles tiles(memory);
   const auto& [k, v, d_o, q, x, y, state, last_state, left, left_x, left_y, squares, fadings] = tiles;
@@ -394,70 +425,72 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
 
   request_chunk(scratch, task, memory);
   const Place own_place = place_of_task(p, plan, static_cast<unsigned>(task));
-  fetch_rows<kWhole, kTeams>(v, p.v, own_place, sides.values);
-  fetch_rows<kWhole, kTeams>(d_o, out.d_o, own_place, sides.values);
-  const auto solved = SharedScores::saved(scratch.scores + task * kChunk * kChunk);
+  fetch_rows<D, kWhole, kTeams<D>>(v, p.v, own_place, sides.values);
+  fetch_rows<D, kWhole, kTeams<D>>(d_o, out.d_o, own_place, sides.values);
+  const auto solved = SharedScores<D>::saved(scratch.scores + task * kChunk * kChunk);
   read_numbers(scratch, task, own_place, memory);
   sync();
   memory.tokens.wait(0);
   wait_for_copies();
   if (memory.place.len == 0) return;
-  settle_values<Shape::kType>(v, d_o, memory);
+  settle_values<D, Shape::kType>(v, d_o, memory);
   publish();
   bound_rows(memory, scale);
   gates.lose_before(kBadKey | kBadQuery | kBadOutput, memory.values_lost);  // for dv
 
   // (v_j·do_c) q_c needs no solution.
-  SharedScores values, queries, answered;
-  values.queue<Major::k>(v, d_o);
-  queries.queue<Major::k>(k, q);
-  SharedScores::finish(values, queries);
-  weigh_queries(left, values, memory);
+  SharedScores<D> values, queries, answered;
+  values.template queue<Major::k, D>(v, d_o);
+  queries.template queue<Major::k, D>(k, q);
+  SharedScores<D>::finish(values, queries);
+  weigh_queries<D>(left, values, memory);
   publish();
   sync();
-  SharedWide sum, d_v, part;
-  sum.queue<Major::mn, false, kChunk>(left, q);
-  answered.queue<Major::k>(k, y);
-  SharedWide::finish(sum, answered);
+  SharedWide<D> sum, d_v, part;
+  sum.template queue<Major::mn, kChunk>(left, q);
+  answered.template queue<Major::k, D>(k, y);
+  SharedWide<D>::finish(sum, answered);
   sync();
-  weigh_solutions(tiles, values, queries, answered, solved, memory);
+  weigh_solutions<D>(tiles, values, queries, answered, solved, memory);
   publish();
   sync();
-  SharedScores products;
-  d_v.queue<Major::mn, false, kChunk>(left, d_o);
-  sum.queue<Major::mn, true, kChunk>(left_x, x);
-  sum.queue<Major::mn, true, kChunk>(left_y, y);
-  SharedWide::finish(d_v, sum);
+  SharedScores<D> products;
+  d_v.template queue<Major::mn, kChunk>(left, d_o);
+  sum.template queue<Major::mn, kChunk, true>(left_x, x);
+  sum.template queue<Major::mn, kChunk, true>(left_y, y);
+  SharedWide<D>::finish(d_v, sum);
   sync();
-  memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kTileBytes});
-  products.multiply<Major::k>(k, k);
-  weigh_keys(tiles, products, memory);
+  memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kTileBytes<D>});  // all, or the first half
+  products.template multiply<Major::k, D>(k, k);
+  weigh_keys<D>(tiles, products, memory);
   publish();
   sync();
-  products.queue<Major::k, false, kChunk>(squares, fadings);
-  sum.queue<Major::mn, true, kChunk>(left, k);
-  SharedWide::finish(products, sum);
+  products.template queue<Major::k, kChunk>(squares, fadings);
+  sum.template queue<Major::mn, kChunk, true>(left, k);
+  SharedWide<D>::finish(products, sum);
   sync();
-  memory.tokens.request(BulkCopy{state.data + kSecondHalf, scratch.r.tile(task) + kSecondHalf, kTileBytes});
-  sum_scores(queries, products, memory);
+  if constexpr (D == 128) {
+    memory.tokens.request(BulkCopy{state.data + kSecondHalf<D>, scratch.r.tile(task) + kSecondHalf<D>, kTileBytes<D>});
+  }
+  sum_scores<D>(queries, products, memory);
 
   // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
   memory.states.wait(0);
-  memory.tokens.wait(1);
-  part.multiply<Major::k>(v, state);
+  if constexpr (D == 128) memory.tokens.wait(1);
+  part.template multiply<Major::k, D>(v, state);
   part.row_sums_with(k, memory.values_arriving);
   add_state(sum, part, gates.v_down, gates.end, memory.up_k, memory.r_down);
-  part.multiply<Major::mn>(k, state);
+  part.template multiply<Major::mn, D>(k, state);
   add_state(d_v, part, gates.k_down, gates.end, memory.up_v, memory.r_down);
   sync();
-  request_symmetric(memory.states, state, scratch.h.tile(task));
+  request_symmetric<D>(memory.states, state, scratch.h.tile(task));
   write_dv<Shape>(d_v, out.d_v, sides.values, memory);
   // With the state before the chunk.
   memory.states.wait(1);
   part.multiply_symmetric(x, state);
   part.row_sums_with(y, memory.state_solved);
   sync();
-  request_symmetric(memory.states, last_state, scratch.g.tile(task));
+  request_symmetric<D>(memory.states, last_state, scratch.g.tile(task));
   part.multiply_symmetric(k, state);
   part.row_sums_with(k, memory.key_inner);
   each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });

@@ -1,16 +1,17 @@
-// bwd_dq_dh: dq, dα, scores between keys and solutions, and the chunk's own part of the gradient of H_0. Two warpgroups
-// have a chunk.
+// bwd_dq_dh: dq, dα, scores between keys and solutions, and the chunk's own part of the gradient of H_0. A chunk has
+// a warpgroup for every 64 channels.
 #pragma once
 
 #include "kernels/cuda/hopper/bwd_shared.cuh"
 
 namespace gka::kernels::cuda::hopper::bwd {
 
+template <int D>
 struct DqShared {
-  std::uint16_t k[kTileBytes / 2];
-  std::uint16_t x[kTileBytes / 2];
-  std::uint16_t y[kTileBytes / 2];     // then, together with
-  std::uint16_t x_lo[kTileBytes / 2];  // this one, q before and then weighted keys, the own part of the gradient of H_0
+  std::uint16_t k[kTileNumbers<D>];
+  std::uint16_t x[kTileNumbers<D>];
+  std::uint16_t y[kTileNumbers<D>];     // then, from here on, the own part of the gradient of H_0
+  std::uint16_t x_lo[kTileNumbers<D>];  // q before, and then weighted keys
   TokenGates gates;
   BulkBarrier arrival;
   Solutions solutions;
@@ -22,18 +23,20 @@ struct DqShared {
 
 /// dq, dα, the weights w, and the tiles of x‖H‖ and ŷ. kWide: ŷ and U_c do_c are there in float32.
 template <typename Shape, bool kWide>
-__device__ __forceinline__ void read_solutions(const Problem& p, const Gradients& out, const Scratch& scratch,
-                                               const Place& place, DqShared& memory, SharedWide& x, SharedWide& udo) {
-  constexpr bool kWhole = Shape::kWhole;
+__device__ __forceinline__ void read_solutions(const Problem& p, const Gradients& out,
+                                               const Scratch<Shape::kSize>& scratch, const Place& place,
+                                               DqShared<Shape::kSize>& memory, SharedWide<Shape::kSize>& x,
+                                               SharedWide<Shape::kSize>& udo) {
+  using Rows = SharedWide<Shape::kSize>;
   TokenGates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
   const Tile x_tile{memory.x, kChunk}, x_lo{memory.x_lo, kChunk}, y_tile{memory.y, kChunk}, q{memory.x_lo, kChunk};
   const float scale = static_cast<float>(p.options.scale);
   const float ridge = p.options.ridge_gradient ? static_cast<float>(p.options.ridge) : 0;
-  SharedWide y;
+  Rows y;
   if constexpr (kWide) {
-    read_tokens<kWhole>(udo, p, place, scratch.udo);
-    read_tokens<kWhole>(y, p, place, scratch.y);
+    read_tokens<Shape>(udo, p, place, scratch.udo);
+    read_tokens<Shape>(y, p, place, scratch.y);
     x.row_sums_with(y, memory.along_y);
     y.row_tops(memory.y_top);
   } else {
@@ -43,14 +46,13 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
   x.row_sums_with(udo, memory.along_x);
   udo.row_sums_with(q, memory.along_q);
   sync();
-  const auto tops = [](const std::uint32_t* of) { return SharedWide::per_row([&](int row) { return of[row]; }); };
+  const auto tops = [](const std::uint32_t* of) { return Rows::per_row([&](int row) { return of[row]; }); };
   scale_rows(x, tops(memory.x_top), [&](auto&& by) { x.template store_parts<true>(x_tile, x_lo, by); });
   {
-    const auto direct =
-        SharedWide::per_row([&](int row) { return scale * (1 - gates.alpha[row]) * gates.udo_down[row]; });
+    const auto direct = Rows::per_row([&](int row) { return scale * (1 - gates.alpha[row]) * gates.udo_down[row]; });
     const auto solved =
-        SharedWide::per_row([&](int row) { return scale * gates.alpha[row] * (kWide ? 1 : solutions.y_down[row]); });
-    const auto lost = SharedWide::per_row([&](int row) {
+        Rows::per_row([&](int row) { return scale * gates.alpha[row] * (kWide ? 1 : solutions.y_down[row]); });
+    const auto lost = Rows::per_row([&](int row) {
       return gates.bad[row] & kBadQuery || !usable(memory.x_top[row]) ? bits_to_float(0x7fc00000u) : 0;
     });
     const auto mix = [&](const At& at, float& a, float& b, float y_a, float y_b) {
@@ -64,7 +66,7 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
       udo.each_beside(y_tile,
                       [&](const At& at, float& a, float& b, const Pair& of_y) { mix(at, a, b, of_y.x, of_y.y); });
     }
-    write_rows<Shape>(udo, out.d_q, place, Sides<kWhole>(p).dim);
+    write_rows<Shape>(udo, out.d_q, place, Sides<Shape>(p).dim);
   }
   sync();
   each_of(kChunk, [&](int c) {
@@ -85,23 +87,24 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kTeams* kTileThreads, 2)
+__global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, Shape::kSize == 64 ? 4 : 2)
     bwd_dq_dh(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
-              const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch scratch) {
+              const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch<Shape::kSize> scratch) {
+  constexpr int D = Shape::kSize;
   const std::int64_t task = block();
-  auto& memory = *reinterpret_cast<DqShared*>(tile_memory());
+  auto& memory = *reinterpret_cast<DqShared<D>*>(tile_memory());
   TokenGates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
   const Tile k{memory.k, kChunk}, x{memory.x, kChunk}, weighted{memory.x_lo, kChunk}, y{memory.y, kChunk};
-  const Tile x_lo = weighted, own_state{memory.y, kWidth};
+  const Tile x_lo = weighted, own_state{memory.y, D};
   const float scale = static_cast<float>(p.options.scale);
 
   memory.arrival.init();
   memory.arrival.request(BulkCopy{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
-                         BulkCopy{memory.k, scratch.packed(task, 0), kTileBytes},
+                         BulkCopy{memory.k, scratch.packed(task, 0), kTileBytes<D>},
                          BulkCopy{solutions.y_down, scratch.y_down + task * kChunk, sizeof(solutions.y_down)},
-                         BulkCopy{memory.y, scratch.y_tiles + task * kChunk * kWidth, kTileBytes},
-                         BulkCopy{memory.x_lo, scratch.q_tiles + task * kChunk * kWidth, kTileBytes});
+                         BulkCopy{memory.y, scratch.y_tiles + task * kTileNumbers<D>, kTileBytes<D>},
+                         BulkCopy{memory.x_lo, scratch.q_tiles + task * kTileNumbers<D>, kTileBytes<D>});
   const Place place = place_of_task(p, plan, static_cast<unsigned>(task));
   each_of(kChunk, [&](int c) {
     memory.along_y[c] = memory.along_x[c] = memory.along_q[c] = 0;
@@ -109,9 +112,9 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   });
   if (place.len == 0) return memory.arrival.wait(0);
   {
-    SharedWide solved, udo;
-    read_tokens<Shape::kWhole>(solved, p, place, static_cast<const float*>(saved.x));
-    udo.take(scratch.packed(task, SystemLayout<kWidth>::kRhs));
+    SharedWide<D> solved, udo;
+    read_tokens<Shape>(solved, p, place, static_cast<const float*>(saved.x));
+    udo.take(scratch.packed(task, SystemLayout<D>::kRhs));
     memory.arrival.wait(0);
     if (gates.wide) {
       read_solutions<Shape, true>(p, out, scratch, place, memory, solved, udo);
@@ -121,8 +124,8 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   }
   publish();
   sync();
-  send_tile(scratch.x_tiles + task * kChunk * kWidth, memory.x, kTileBytes);
-  if (gates.wide) send_tile(scratch.y_tiles + task * kChunk * kWidth, memory.y, kTileBytes);
+  send_tile(scratch.x_tiles + task * kTileNumbers<D>, memory.x, kTileBytes<D>);
+  if (gates.wide) send_tile(scratch.y_tiles + task * kTileNumbers<D>, memory.y, kTileBytes<D>);
   decayed_sums<true, 2>(
       gates.reach, [&](int c) { return solutions.weight[c]; },
       [&](int j, float total) {
@@ -131,9 +134,9 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
         if (j == 0) solutions.any_bad = gates.any_bad;
       });
   {
-    SharedScores scores;
-    scores.multiply<Major::k>(k, x);
-    scores.multiply<Major::k, true>(k, x_lo);
+    SharedScores<D> scores;
+    scores.template multiply<Major::k, D>(k, x);
+    scores.template multiply<Major::k, D, true>(k, x_lo);
     scores.save(scratch.scores + task * kChunk * kChunk);
   }
   sync();
@@ -148,19 +151,20 @@ __global__ void __launch_bounds__(kTeams* kTileThreads, 2)
   const float down = normalise(weights);
   wait_until_sent();
   sync();
-  weigh_rows<kTeams>(y, y, [&](int c) { return memory.of_y[c]; });
-  weigh_rows<kTeams>(weighted, k, [&](int c) { return memory.of_k[c]; });
+  weigh_rows<D, kTeams<D>>(y, y, [&](int c) { return memory.of_y[c]; });
+  weigh_rows<D, kTeams<D>>(weighted, k, [&](int c) { return memory.of_k[c]; });
   publish();
   sync();
-  SharedSquare own;
-  own.outer<false>(x, y);
-  own.outer<true>(y, x);
-  own.outer<true>(weighted, k);
+  SharedSquare<D> own;
+  own.template outer<false>(x, y);
+  own.template outer<true>(y, x);
+  own.template outer<true>(weighted, k);
   if (tile_thread() == 0) {
     const float norm = scratch.h.norm[task];
     scratch.of_h[task] = finite(norm) ? faded(-0.5f * solutions.reach[0] * norm, gates.zeta[0] * gates.zeta[0]) : 0;
   }
-  send_state<true>(own, down, own_state, scratch.g, task, gates.spoils_start(kBadKey | kBadQuery | kBadSolved), gates);
+  send_state<D, true>(own, down, own_state, scratch.g, task, gates.spoils_start(kBadKey | kBadQuery | kBadSolved),
+                      gates);
   finish_sending();
 }
 

@@ -23,79 +23,82 @@
 
 namespace gka::kernels::cuda::hopper::bwd {
 
-inline States room_for_states(const Device& device, std::int64_t tasks) {
-  return {.tiles = allocate<std::uint16_t>(device, tasks * kStateNumbers),
+template <int D>
+States<D> room_for_states(const Device& device, std::int64_t tasks) {
+  return {.tiles = allocate<std::uint16_t>(device, tasks * kStateNumbers<D>),
           .down = allocate<float>(device, tasks),
           .top = allocate<float>(device, tasks)};
 }
 
 /// Queues the carrying of both gradients.
-inline void start_carry(const Problem& p, const Plan& plan, const Device& device, const float* zeta,
-                        CarriedGradient of_u, CarriedGradient of_h) {
+template <int D>
+void start_carry(const Problem& p, const Plan& plan, const Device& device, const float* zeta, CarriedGradient<D> of_u,
+                 CarriedGradient<D> of_h) {
   const std::int64_t states = p.sequences * p.heads;
-  for (CarriedGradient* c : {&of_u, &of_h}) {
+  for (CarriedGradient<D>* c : {&of_u, &of_h}) {
     if (c->start == nullptr) continue;
     float* const largest = allocate<float>(device, states);
     launch_tiles(find_largest, states, 1024, device.stream, static_cast<std::int64_t>(c->rows) * c->columns, c->start,
                  largest);
     c->largest = largest;
   }
-  launch_tiles(bwd_carry, states * kCarryBlocks, sizeof(CarryShared), device.stream, p, plan, zeta, of_u, of_h);
+  launch_tiles(bwd_carry<D>, states * kCarryBlocks<D>, sizeof(CarryShared), device.stream, p, plan, zeta, of_u, of_h);
 }
 
 /// Queues a backward pass. `scratch` has H and U already; solve(scratch) queues the solve of
 /// (H_c + λ_c I) ŷ_c = U_c do_c for all tokens.
 template <typename Shape, typename Solve>
 void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan& plan, const Device& device,
-         Scratch scratch, Solve&& solve) {
+         Scratch<Shape::kSize> scratch, Solve&& solve) {
+  constexpr int D = Shape::kSize;
   const std::int64_t segments = segments_of(p), tasks = 2 * segments * p.heads, tokens = p.batch * p.tokens * p.heads;
   const int dim = static_cast<int>(p.key_dim), values = static_cast<int>(p.value_dim);
   scratch.udo = allocate<float>(device, tokens * p.key_dim);
   scratch.y = allocate<float>(device, tokens * p.key_dim);
-  scratch.systems = allocate<char>(device, tasks * SystemLayout<kWidth>::kBytes);
-  scratch.q_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
+  scratch.systems = allocate<char>(device, tasks * SystemLayout<D>::kBytes);
+  scratch.q_tiles = allocate<std::uint16_t>(device, tasks * kTileNumbers<D>);
   scratch.gates = allocate<KeptGates>(device, tasks);
-  scratch.x_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
-  scratch.y_tiles = allocate<std::uint16_t>(device, tasks * kChunk * kWidth);
+  scratch.x_tiles = allocate<std::uint16_t>(device, tasks * kTileNumbers<D>);
+  scratch.y_tiles = allocate<std::uint16_t>(device, tasks * kTileNumbers<D>);
   scratch.y_down = allocate<float>(device, tasks * kChunk);
   scratch.scores = allocate<std::uint16_t>(device, tasks * kChunk * kChunk);
   scratch.solutions = allocate<Solutions>(device, tasks);
-  scratch.g_inner = allocate<float>(device, tasks * kPartials);
-  scratch.r_inner = allocate<float>(device, tasks * kPartials);
+  scratch.g_inner = allocate<float>(device, tasks * kPartials<D>);
+  scratch.r_inner = allocate<float>(device, tasks * kPartials<D>);
   scratch.zeta = allocate<float>(device, tasks);
   scratch.of_h = allocate<float>(device, tasks);
-  scratch.g = room_for_states(device, tasks);
-  scratch.r = room_for_states(device, tasks);
+  scratch.g = room_for_states<D>(device, tasks);
+  scratch.r = room_for_states<D>(device, tasks);
   scratch.g_down = allocate<float>(device, tasks);
   scratch.r_down = allocate<float>(device, tasks);
 
-  launch_tiles(bwd_rhs_du<Shape>, tasks, sizeof(RhsShared), device.stream, p, saved, out, plan, scratch);
+  launch_tiles(bwd_rhs_du<Shape>, tasks, sizeof(RhsShared<D>), device.stream, p, saved, out, plan, scratch);
   solve(scratch);
-  launch_tiles<kTeams>(bwd_dq_dh<Shape>, tasks, sizeof(DqShared), device.stream, p, saved, out, plan, scratch);
-  start_carry(p, plan, device, scratch.zeta,
-              {.parts = scratch.r,
-               .down = scratch.r_down,
-               .start = static_cast<const float*>(out.d_u),
-               .last = static_cast<float*>(out.d_u0),
-               .rows = dim,
-               .columns = values,
-               .states = scratch.u,
-               .inner = scratch.r_inner},
-              {.parts = scratch.g,
-               .down = scratch.g_down,
-               .start = static_cast<const float*>(out.d_h),
-               .last = static_cast<float*>(out.d_h0),
-               .rows = dim,
-               .columns = dim,
-               .states = scratch.h,
-               .inner = scratch.g_inner,
-               .of_h = scratch.of_h});
+  launch_tiles<kTeams<D>>(bwd_dq_dh<Shape>, tasks, sizeof(DqShared<D>), device.stream, p, saved, out, plan, scratch);
+  start_carry<D>(p, plan, device, scratch.zeta,
+                 {.parts = scratch.r,
+                  .down = scratch.r_down,
+                  .start = static_cast<const float*>(out.d_u),
+                  .last = static_cast<float*>(out.d_u0),
+                  .rows = dim,
+                  .columns = values,
+                  .states = scratch.u,
+                  .inner = scratch.r_inner},
+                 {.parts = scratch.g,
+                  .down = scratch.g_down,
+                  .start = static_cast<const float*>(out.d_h),
+                  .last = static_cast<float*>(out.d_h0),
+                  .rows = dim,
+                  .columns = dim,
+                  .states = scratch.h,
+                  .inner = scratch.g_inner,
+                  .of_h = scratch.of_h});
   if (out.d_h0 != nullptr) {
     const std::int64_t numbers = p.sequences * p.heads * dim * dim;
     launch_tiles(make_symmetric, min<std::int64_t>((numbers + kTileThreads - 1) / kTileThreads, 1 << 16), 0,
                  device.stream, p.sequences * p.heads, dim, static_cast<float*>(out.d_h0));
   }
-  launch_tiles<kTeams>(bwd_dkdv<Shape>, tasks, sizeof(DkDvShared), device.stream, p, out, plan, scratch);
+  launch_tiles<kTeams<D>>(bwd_dkdv<Shape>, tasks, sizeof(DkDvShared<D>), device.stream, p, out, plan, scratch);
 }
 
 }  // namespace gka::kernels::cuda::hopper::bwd

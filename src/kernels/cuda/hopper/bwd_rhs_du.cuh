@@ -1,7 +1,7 @@
 // bwd_rhs_du: U_c do_c, which is the solve's right-hand side, with all else that the solve of the chunk begins with;
 // and the chunk's own part of the gradient of U_0.
 //
-// Four tiles of shared memory are used in turn for more, so that three blocks fit a multiprocessor: what waits here
+// Four tiles of shared memory are used in turn for more, so that several blocks fit a multiprocessor: what waits here
 // waits for memory.
 #pragma once
 
@@ -9,11 +9,13 @@
 
 namespace gka::kernels::cuda::hopper::bwd {
 
+template <int D>
 struct RhsShared {
-  std::uint16_t v[kTileBytes / 2];  // then ζ_c s m_c
-  std::uint16_t d_o[kTileBytes / 2];
-  std::uint16_t k[kTileBytes / 2];
-  std::uint16_t q[kTileBytes / 2];  // these then 64 rows of U_0 each, and together the gradient of U_0
+  std::uint16_t v[kTileNumbers<D>];  // then ζ_c s m_c
+  std::uint16_t d_o[kTileNumbers<D>];
+  // Then 64 rows of U_0 each, q the first ones; and from k on the gradient of U_0.
+  std::uint16_t k[kTileNumbers<D>];
+  std::uint16_t q[kTileNumbers<D>];
   TokenGates gates;
   BulkBarrier arrival, arrival_rest;
   alignas(8) float m_down[kChunk], weight[kChunk], weight_rest[kChunk];
@@ -26,12 +28,13 @@ struct RhsShared {
 };
 
 /// The tile of ζ_c s m_c, in place of the values, from x and the tile of queries.
-__device__ __forceinline__ void mix(Wide& x, float scale, RhsShared& memory) {
+template <int D>
+__device__ __forceinline__ void mix(Wide<D>& x, float scale, RhsShared<D>& memory) {
   TokenGates& gates = memory.gates;
   {
     const auto of_q =
-        Wide::per_row([&](int c) { return scale * gates.zeta[c] * (1 - gates.alpha[c]) * gates.q_down[c]; });
-    const auto of_x = Wide::per_row([&](int c) { return scale * gates.zeta[c] * gates.alpha[c] * gates.sigma[c]; });
+        Wide<D>::per_row([&](int c) { return scale * gates.zeta[c] * (1 - gates.alpha[c]) * gates.q_down[c]; });
+    const auto of_x = Wide<D>::per_row([&](int c) { return scale * gates.zeta[c] * gates.alpha[c] * gates.sigma[c]; });
     x.each_beside({memory.q, kChunk}, [&](const At& at, float& a, float& b, const Pair& query) {
       a = of_q.x[at.r] * query.x + of_x.x[at.r] * a;
       b = of_q.x[at.r] * query.y + of_x.x[at.r] * b;
@@ -46,15 +49,15 @@ __device__ __forceinline__ void mix(Wide& x, float scale, RhsShared& memory) {
 }
 
 /// Keys and rows of the system, from ‖H_0‖ and tr H_0. `gates.poison` says what of H is lost.
-template <typename Shape>
-__device__ __forceinline__ void prepare_solve(const Place& place, const Scratch& scratch, std::int64_t task, float eta,
-                                              float trace, bool ample, RhsShared& memory) {
+template <int D>
+__device__ __forceinline__ void prepare_solve(const Place& place, const Scratch<D>& scratch, std::int64_t task,
+                                              float eta, float trace, bool ample, RhsShared<D>& memory) {
   TokenGates& gates = memory.gates;
   const SolveNumbers& solve = scratch.solve;
   SystemRows& rows = scratch.rows(task);
   const float log_eta = eta > 0 ? log2f(eta) : kLog2Zero, log_pace = log2f(solve.pace);
   Scores squares;
-  squares.multiply<Major::k>({memory.k, kChunk}, {memory.k, kChunk});
+  squares.template multiply<Major::k, D>({memory.k, kChunk}, {memory.k, kChunk});
   squares.each([&](const At& at, float a, float b) {
     if (at.column == at.row) memory.square[at.row] = a;
     if (at.column + 1 == at.row) memory.square[at.row] = b;
@@ -95,7 +98,7 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
     a = mask(0);
     b = mask(1);
   });
-  squares.keep(scratch.packed(task, SystemLayout<kWidth>::kMask), 0, [](const At&) { return 1.0f; });
+  squares.keep(scratch.packed(task, SystemLayout<D>::kMask), 0, [](const At&) { return 1.0f; });
   squares.row_sums(memory.weight,
                    [&](const At& at, float a, float b) { return a * square.x[at.c] + b * square.x[at.c + 1]; });
   sync();
@@ -118,9 +121,10 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch&
 }
 
 /// M_jc β_j (v_j·do_c), of which the keys make U_c do_c, as a left operand.
+template <int D>
 __device__ __forceinline__ Left<true> weigh_values(const Tile& d_o, const Tile& v, const TokenGates& gates) {
   Scores read;
-  read.multiply<Major::k>(d_o, v);
+  read.template multiply<Major::k, D>(d_o, v);
   const Fading fading(gates);
   const auto o_down = Scores::of_rows(gates.o_down);
   const auto beta = Scores::of_columns(gates.beta), v_down = Scores::of_columns(gates.v_down),
@@ -133,18 +137,20 @@ __device__ __forceinline__ Left<true> weigh_values(const Tile& d_o, const Tile& 
   });
 }
 
-/// Adds what do_c reads of U_0, half of its rows at a time, as they arrive.
-__device__ __forceinline__ void add_state(Scores (&udo)[2], const Left<true>& left, float u_norm, RhsShared& memory) {
+/// Adds what do_c reads of U_0, 64 of its rows at a time, as they arrive.
+template <int D>
+__device__ __forceinline__ void add_state(Scores (&udo)[D / 64], const Left<true>& left, float u_norm,
+                                          RhsShared<D>& memory) {
   const TokenGates& gates = memory.gates;
   const Tile d_o{memory.d_o, kChunk}, q{memory.q, kChunk}, k{memory.k, kChunk};
   const auto o_down = Scores::of_rows(gates.o_down), zeta = Scores::of_rows(gates.zeta);
   const auto lost = Scores::per_row(
       [&](int row) { return gates.poison[row] + (gates.bad[row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0); });
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < D / 64; ++half) {
     (half == 0 ? memory.arrival : memory.arrival_rest).wait(0);
     Scores read;
-    read.multiply<Major::k>(d_o, half == 0 ? q : k);
+    read.template multiply<Major::k, D>(d_o, half == 0 ? q : k);
     read.row_sums_with(Tile{memory.v + half * kChunk * 64, kChunk}, half == 0 ? memory.weight : memory.weight_rest);
     udo[half].each_with(read, [&](const At& at, float& a, float& b, float read_a, float read_b) {
       const float by = o_down.x[at.r] * u_norm * zeta.x[at.r], factor = left.factor[at.r];
@@ -156,11 +162,11 @@ __device__ __forceinline__ void add_state(Scores (&udo)[2], const Left<true>& le
 
 /// U_c do_c in float32, of refined chunks.
 template <typename Shape>
-__device__ __forceinline__ void leave_float32(Scores (&udo)[2], const Problem& p, const Place& place,
-                                              const Scratch& scratch) {
-  const Sides<Shape::kWhole> sides(p);
+__device__ __forceinline__ void leave_float32(Scores (&udo)[Shape::kSize / 64], const Problem& p, const Place& place,
+                                              const Scratch<Shape::kSize>& scratch) {
+  const Sides<Shape> sides(p);
   const Field<float> rows = place.field(p, scratch.udo, sides.dim);
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < Shape::kSize / 64; ++half) {
     udo[half].each([&](const At& at, float a, float b) {
       const int column = at.column + 64 * half;
       if (at.row >= place.len || !(Shape::kWhole || column < sides.dim)) return;
@@ -170,10 +176,11 @@ __device__ __forceinline__ void leave_float32(Scores (&udo)[2], const Problem& p
 }
 
 /// The right-hand side as the solve takes it: rows scaled by powers of two so that float16 holds the iterates.
-__device__ __forceinline__ void leave_rhs(Scores (&udo)[2], const Scratch& scratch, std::int64_t task, bool wide,
-                                          TokenGates& gates) {
+template <int D>
+__device__ __forceinline__ void leave_rhs(Scores (&udo)[D / 64], const Scratch<D>& scratch, std::int64_t task,
+                                          bool wide, TokenGates& gates) {
   auto tops = udo[0].tops();
-  const auto others = udo[1].tops();
+  const auto others = udo[D / 64 - 1].tops();
   for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) {
     tops.x[r] = scale_of(float_to_bits(max(tops.x[r], others.x[r]))).up * scratch.solve.headroom;
   }
@@ -181,19 +188,21 @@ __device__ __forceinline__ void leave_rhs(Scores (&udo)[2], const Scratch& scrat
     scratch.rows(task).unscale[row] = 1 / tops.x[r];
     gates.udo_down[row] = wide ? 1 : 1 / tops.x[r];
   });
-  for (int half = 0; half < 2; ++half) {
-    udo[half].keep(scratch.packed(task, SystemLayout<kWidth>::kRhs), half, [&](const At& at) { return tops.x[at.r]; });
+  for (int half = 0; half < D / 64; ++half) {
+    udo[half].keep(scratch.packed(task, SystemLayout<D>::kRhs), half, [&](const At& at) { return tops.x[at.r]; });
   }
 }
 
 /// The chunk's own part of the gradient of U_0, and the gates for the kernels that follow.
-__device__ __forceinline__ void leave_du(const Scratch& scratch, std::int64_t task, float u_norm, bool wide,
-                                         RhsShared& memory) {
+template <int D>
+__device__ __forceinline__ void leave_du(const Scratch<D>& scratch, std::int64_t task, float u_norm, bool wide,
+                                         RhsShared<D>& memory) {
   TokenGates& gates = memory.gates;
-  const Tile m{memory.v, kChunk}, d_o{memory.d_o, kChunk}, own_state{memory.k, kWidth};
+  const Tile m{memory.v, kChunk}, d_o{memory.d_o, kChunk}, own_state{memory.k, D};
   each_of(kChunk, [&](int c) {
     const float down = memory.m_down[c] * gates.o_down[c];
-    gates.state_read[c] = (memory.weight[c] + memory.weight_rest[c]) * down * u_norm;
+    const float rest = D == 128 ? memory.weight_rest[c] : 0;
+    gates.state_read[c] = (memory.weight[c] + rest) * down * u_norm;
     memory.weight[c] = down;
   });
   if (tile_thread() == 0) gates.wide = wide;
@@ -201,18 +210,21 @@ __device__ __forceinline__ void leave_du(const Scratch& scratch, std::int64_t ta
   keep(scratch.gates[task], static_cast<const KeptGates&>(gates));
   float* weights[] = {memory.weight};
   const float down = normalise(weights);
-  weigh_rows(m, m, [&](int c) { return memory.weight[c]; });
+  weigh_rows<D>(m, m, [&](int c) { return memory.weight[c]; });
   publish();
   sync();
-  Square own;
-  own.outer<false>(m, d_o);
-  send_state<false>(own, down, own_state, scratch.r, task, gates.spoils_start(kBadKey | kBadQuery | kBadOutput), gates);
+  Square<D> own;
+  own.template outer<false>(m, d_o);
+  send_state<D, false>(own, down, own_state, scratch.r, task, gates.spoils_start(kBadKey | kBadQuery | kBadOutput),
+                       gates);
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kTileThreads, 3)
+__global__ void __launch_bounds__(kTileThreads, Shape::kSize == 64 ? 4 : 3)
     bwd_rhs_du(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
-               const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch scratch) {
+               const __grid_constant__ Gradients out, Plan plan,
+               const __grid_constant__ Scratch<Shape::kSize> scratch) {
+  constexpr int D = Shape::kSize;
   constexpr bool kWhole = Shape::kWhole;
   const std::int64_t task = block();
   const Place place = place_of_task(p, plan, static_cast<unsigned>(task));
@@ -220,8 +232,8 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     if (tile_thread() == 0) scratch.rows(task).chunk = {};
     return;
   }
-  auto& memory = *reinterpret_cast<RhsShared*>(tile_memory());
-  const Sides<kWhole> sides(p);
+  auto& memory = *reinterpret_cast<RhsShared<D>*>(tile_memory());
+  const Sides<Shape> sides(p);
   TokenGates& gates = memory.gates;
   const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
 
@@ -231,51 +243,55 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   const bool ample = scratch.ample != nullptr && scratch.ample[task] != 0;
   memory.arrival.init();
   memory.arrival_rest.init();
-  fetch_rows<kWhole>(v, p.v, place, sides.values);
-  fetch_rows<kWhole>(d_o, out.d_o, place, sides.values);
-  fetch_rows<kWhole>(k, p.k, place, sides.dim);
-  fetch_rows<kWhole>(q, p.q, place, sides.dim);
+  fetch_rows<D, kWhole>(v, p.v, place, sides.values);
+  fetch_rows<D, kWhole>(d_o, out.d_o, place, sides.values);
+  fetch_rows<D, kWhole>(k, p.k, place, sides.dim);
+  fetch_rows<D, kWhole>(q, p.q, place, sides.dim);
   gates.load(p, saved.norm, place, memory.log_norm);
   wait_for_copies();
   sync();
-  settle_rows<Shape::kType, 4, kBadValue | kBadOutput << 4 | kBadKey << 8 | kBadQuery << 12>(memory.v, gates.v_down,
-                                                                                             gates);
+  settle_rows<D, Shape::kType, 4, kBadValue | kBadOutput << 4 | kBadKey << 8 | kBadQuery << 12>(memory.v, gates.v_down,
+                                                                                                gates);
   publish();
   sync();
-  send_tile(scratch.q_tiles + task * kChunk * kWidth, memory.q, kTileBytes);
-  send_tile(scratch.packed(task, 0), memory.k, kTileBytes);
+  send_tile(scratch.q_tiles + task * kTileNumbers<D>, memory.q, kTileBytes<D>);
+  send_tile(scratch.packed(task, 0), memory.k, kTileBytes<D>);
   gates.lose_after(kBadKey, !finite(h_given));
-  prepare_solve<Shape>(place, scratch, task, h_given, trace, ample, memory);
+  prepare_solve<D>(place, scratch, task, h_given, trace, ample, memory);
   const float u_norm = finite(u_given) ? u_given : 0;
   gates.lose_after(kBadKey | kBadValue, !finite(u_given));
   if (tile_thread() == 0) scratch.zeta[task] = gates.zeta[kChunk - 1];
 
   Left<true> left;
   {
-    Wide x;
-    read_tokens<kWhole>(x, p, place, static_cast<const float*>(saved.x));
-    left = weigh_values(d_o, v, gates);
+    Wide<D> x;
+    read_tokens<Shape>(x, p, place, static_cast<const float*>(saved.x));
+    left = weigh_values<D>(d_o, v, gates);
     wait_until_sent();
     sync();
-    mix(x, static_cast<float>(p.options.scale), memory);
+    mix<D>(x, static_cast<float>(p.options.scale), memory);
   }
   sync();
-  const auto request_state = [&](BulkBarrier& arrival, std::uint16_t* to, int half) {  // rows 64 half … of both blocks
+  const auto request_state = [&](BulkBarrier& arrival, std::uint16_t* to, int half) {  // rows 64 half … of all blocks
     const std::uint16_t* from = scratch.u.tile(task) + half * kChunk * 64;
-    arrival.request(BulkCopy{to, from, kTileBytes / 2},
-                    BulkCopy{to + kTileBytes / 4, from + kWidth * 64, kTileBytes / 2});
+    constexpr int kBlock = kChunk * 64;  // numbers
+    if constexpr (D == 128) {
+      arrival.request(BulkCopy{to, from, 2 * kBlock}, BulkCopy{to + kBlock, from + D * 64, 2 * kBlock});
+    } else {
+      arrival.request(BulkCopy{to, from, 2 * kBlock});
+    }
   };
   request_state(memory.arrival, memory.q, 0);
-  Scores udo[2];
+  Scores udo[D / 64];
   const bool wide = scratch.solve.float32 || memory.refined;
-  for (int half = 0; half < 2; ++half) udo[half].multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
+  for (int half = 0; half < D / 64; ++half) udo[half].multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
   sync();
-  request_state(memory.arrival_rest, memory.k, 1);
-  add_state(udo, left, u_norm, memory);
+  if constexpr (D == 128) request_state(memory.arrival_rest, memory.k, 1);
+  add_state<D>(udo, left, u_norm, memory);
   if (wide) leave_float32<Shape>(udo, p, place, scratch);
-  leave_rhs(udo, scratch, task, wide, gates);
+  leave_rhs<D>(udo, scratch, task, wide, gates);
   sync();
-  leave_du(scratch, task, u_norm, wide, memory);
+  leave_du<D>(scratch, task, u_norm, wide, memory);
   finish_sending();
 }
 

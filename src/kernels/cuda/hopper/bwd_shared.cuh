@@ -9,19 +9,21 @@ namespace gka::kernels::cuda::hopper::bwd {
 
 /// Gradients of states as tiles of float16, one for each chunk of a head: the number is `down` times what the tile has,
 /// NaN if the state is lost; none is larger than `top`.
+template <int D>
 struct States {
   std::uint16_t* tiles;
   float *down, *top;
 
-  __device__ std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers; }
+  __device__ std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers<D>; }
 };
 /// H or U at the start of each chunk as `chunk_h` leaves them: divided by their norm, NaN if lost. With
 /// room for all slots there could be (segments_of): norms of those without a chunk are read, and not used.
+template <int D>
 struct GivenStates {
   const std::uint16_t* tiles;
   const float* norm;
 
-  __device__ const std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers; }
+  __device__ const std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers<D>; }
 };
 
 /// Per-token numbers that `bwd_dq_dh` leaves.
@@ -34,7 +36,8 @@ struct alignas(16) Solutions {
 };
 
 /// Numbers that a warp of `bwd_carry` leaves one of for every chunk.
-inline constexpr int kPartials = kStateNumbers / 8 / kLanes;
+template <int D>
+inline constexpr int kPartials = kStateNumbers<D> / 8 / kLanes;
 
 /// What `bwd_rhs_du` has to know of the solve.
 struct SolveNumbers {
@@ -47,6 +50,7 @@ struct SolveNumbers {
 };
 
 /// Scratch of one backward call. A slot is half a segment: 2 · segment + half; a task a slot of a head.
+template <int D>
 struct Scratch {
   float *udo, *y;                    // [batch, tokens, heads, D], of refined chunks: U_c do_c, ŷ
   std::uint16_t* q_tiles;            // [tasks]; k is in the system
@@ -56,46 +60,53 @@ struct Scratch {
   std::uint16_t* scores;             // [tasks, kChunk, kChunk]: k_j·x_c of the tiles
   Solutions* solutions;              // [tasks]
   float* zeta;                       // [tasks]: what is left of a state after the slot
-  GivenStates h, u;
+  GivenStates<D> h, u;
   const float* trace;  // [tasks]: of H at the start of each chunk
   const int* ample;    // [tasks]: ChunkStates::ample
   char* systems;       // [tasks]: what the solve begins with
   SolveNumbers solve;
   float* of_h;               // [tasks]: times H_0/‖H_0‖: the rest of the slot's own part of the gradient of H_0
-  States g, r;               // own parts of the gradients of H_0 and U_0, then what arrives, with
+  States<D> g, r;            // own parts of the gradients of H_0 and U_0, then what arrives, with
   float *g_down, *r_down;    // this for `down`
-  float *g_inner, *r_inner;  // [tasks, kPartials]: parts of ⟨Ḡ', H_0⟩/‖H_0‖ and ⟨R̄', U_0⟩/‖U_0‖
+  float *g_inner, *r_inner;  // [tasks, kPartials<D>]: parts of ⟨Ḡ', H_0⟩/‖H_0‖ and ⟨R̄', U_0⟩/‖U_0‖
 
   __device__ Unit* packed(std::int64_t task, int bytes) const {
-    return reinterpret_cast<Unit*>(systems + task * SystemLayout<kWidth>::kBytes + bytes);
+    return reinterpret_cast<Unit*>(systems + task * SystemLayout<D>::kBytes + bytes);
   }
   __device__ SystemRows& rows(std::int64_t task) const {
-    return *reinterpret_cast<SystemRows*>(packed(task, SystemLayout<kWidth>::kRows));
+    return *reinterpret_cast<SystemRows*>(packed(task, SystemLayout<D>::kRows));
   }
 };
 
-using Square = Product<2, kWidth>;
-using Wide = Product<1, kWidth>;
 using Scores = Product<1, kChunk>;
-/// The same of two warpgroups.
-using SharedWide = Product<1, kWidth, kTeams>;
-using SharedSquare = Product<2, kWidth, kTeams>;
-using SharedScores = Product<1, kChunk, kTeams>;
+template <int D>
+using Wide = Product<1, D>;
+template <int D>
+using Square = Product<D / 64, D>;
+/// The same of the warpgroups that share a chunk.
+template <int D>
+using SharedScores = Product<1, kChunk, kTeams<D>>;
+template <int D>
+using SharedWide = Product<1, D, kTeams<D>>;
+template <int D>
+using SharedSquare = Product<D / 64, D, kTeams<D>>;
 
-/// What a kernel is compiled for. kWhole: D = V = 128, and all views are of that type and lie aligned.
-template <DType kType_, bool kWhole_>
+/// What a kernel is compiled for. kWhole: key_dim = value_dim = kSize, and all views are of that type and lie aligned.
+template <int kSize_, DType kType_, bool kWhole_>
 struct Shape {
+  static constexpr int kSize = kSize_;
   static constexpr DType kType = kType_;
   static constexpr bool kWhole = kWhole_;
 };
 
-/// Sizes, known to the compiler where they are 128.
-template <bool kWhole>
+/// Sizes, known to the compiler where they are whole.
+template <typename Shape>
 struct Sides {
   int dim, values;
 
   __device__ explicit Sides(const Problem& p)
-      : dim(kWhole ? kWidth : static_cast<int>(p.key_dim)), values(kWhole ? kWidth : static_cast<int>(p.value_dim)) {}
+      : dim(Shape::kWhole ? Shape::kSize : static_cast<int>(p.key_dim)),
+        values(Shape::kWhole ? Shape::kSize : static_cast<int>(p.value_dim)) {}
 };
 
 /// Where a task's chunk is; `len` is 0 where there is none. Nothing has to be read for that unless sequences are
@@ -109,11 +120,11 @@ __device__ __forceinline__ Place place_of_task(const Problem& p, const Plan& pla
 }
 
 /// Rows of an array [batch, tokens, heads, D] as threads have those of a product.
-template <bool kWhole, typename Product>
+template <typename Shape, typename Product>
 __device__ __forceinline__ void read_tokens(Product& to, const Problem& p, const Place& place, const float* array) {
-  const Sides<kWhole> sides(p);
+  const Sides<Shape> sides(p);
   const auto from = place.field(p, array, sides.dim);
-  if constexpr (kWhole) {
+  if constexpr (Shape::kWhole) {
     to.read(Product::per_row([&](int row) { return row < place.len ? from.at(row, 0) : nullptr; }));
   } else {
     to.each([&](const At& at, float& a, float& b) {
@@ -159,14 +170,15 @@ __device__ __forceinline__ void add_rows(Product& sum, const Product& part, cons
   });
 }
 
-/// A symmetric state's tile is kept without the quarter of the last 64 rows and the first 64 columns: its first
-/// quarter, and what lies from here on.
-inline constexpr int kSecondHalf = kStateNumbers / 2;
+/// A symmetric state's tile of 128 rows is kept without the quarter of the last 64 rows and the first 64 columns: its
+/// first quarter, and what lies from here on.
+template <int D>
+inline constexpr int kSecondHalf = kStateNumbers<D> / 2;
 
 /// A product times a power of two, `unit`, as a state's tile in shared memory, `room`, and on to global memory; `lost`:
 /// as a lost one. Barriers inside: before the tile is written, and after it was sent.
-template <bool kSymmetric, typename Product>
-__device__ __forceinline__ void send_state(Product& product, float unit, const Tile& room, const States& to,
+template <int D, bool kSymmetric, typename Product>
+__device__ __forceinline__ void send_state(Product& product, float unit, const Tile& room, const States<D>& to,
                                            std::int64_t task, bool lost, TokenGates& gates) {
   const float largest = bits_to_float(product.largest(reinterpret_cast<std::uint32_t*>(gates.parts))) * unit;
   const std::uint32_t top = float_to_bits(largest);
@@ -175,15 +187,15 @@ __device__ __forceinline__ void send_state(Product& product, float unit, const T
   if (fine) {
     product.store(room, scale.up * unit);
   } else {
-    each_unit_of_state([&](int row, int u) { room.put(row, u, Unit{}); });
+    each_unit_of_state<D>([&](int row, int u) { room.put(row, u, Unit{}); });
   }
   publish();
   sync();
-  if constexpr (kSymmetric) {
-    send_tile(to.tile(task), room.data, kStateBytes / 4);
-    send_tile(to.tile(task) + kSecondHalf, room.data + kSecondHalf, kStateBytes / 2);
+  if constexpr (kSymmetric && D == 128) {
+    send_tile(to.tile(task), room.data, kStateBytes<D> / 4);
+    send_tile(to.tile(task) + kSecondHalf<D>, room.data + kSecondHalf<D>, kStateBytes<D> / 2);
   } else {
-    send_tile(to.tile(task), room.data, kStateBytes);
+    send_tile(to.tile(task), room.data, kStateBytes<D>);
   }
   if (tile_thread() == 0) {
     to.down[task] = fine ? scale.down : bits_to_float(0x7fc00000u);
@@ -192,13 +204,13 @@ __device__ __forceinline__ void send_state(Product& product, float unit, const T
 }
 
 /// Gradients of the chunk's tokens to where they belong, `columns` of them.
-template <typename Shape>
-__device__ __forceinline__ void write_rows(SharedWide& numbers, const View& view, const Place& place, int columns) {
+template <typename Shape, typename Rows>
+__device__ __forceinline__ void write_rows(Rows& numbers, const View& view, const Place& place, int columns) {
   const Out<Shape> to(view, place);
   if (to.data == nullptr) return;
   if constexpr (Shape::kWhole) {
-    const auto rows = SharedWide::per_row([&](int row) { return to.row(row, place.len); });
-    SharedWide::write(rows, [&](const At&, int i) { return pack_as<Shape::kType>(numbers[i], numbers[i + 1]); });
+    const auto rows = Rows::per_row([&](int row) { return to.row(row, place.len); });
+    Rows::write(rows, [&](const At&, int i) { return pack_as<Shape::kType>(numbers[i], numbers[i + 1]); });
   } else {
     numbers.each([&](const At& at, float a, float b) {
       if (at.row < place.len && at.column < columns) to.put(at.row, at.column, a, b);

@@ -3,7 +3,7 @@
 //
 //   H ← ζ_C H + Wᵀ K,   U ← ζ_C U + Wᵀ V,   W = diag(w) K,   w_j = β_j M_jC
 //
-// one warpgroup with H, one with 128 columns of U, from the same tiles: keys and values as they come, which is exact,
+// one warpgroup with H, one with D columns of U, from the same tiles: keys and values as they come, which is exact,
 // and W in two 16-bit parts. Two more warpgroups do nothing but make tiles, two or three chunks ahead, so that neither
 // state waits for memory or for the other. It does so twice: from zero, to find what each group adds (after which
 // `carry_groups` runs along the groups), and then from the state that arrives, this time leaving the state at the start
@@ -18,16 +18,16 @@ namespace gka::kernels::cuda::hopper {
 /// States at the start of every chunk, divided by their norms, in float16: tiles of 64-column blocks of D rows, so that
 /// one bulk copy brings one in. A state that is zero, or lost (not finite), is a tile of zeros.
 struct ChunkStates {
-  __half* tiles = nullptr;  // [slots, heads, across, D, 128]
+  __half* tiles = nullptr;  // [slots, heads, across, D, D]
   float* norm = nullptr;    // [slots, heads, across]: ‖·‖_F; NaN for a lost one
   float* trace = nullptr;   // [slots, heads]: of H
   // [slots, heads]: 1 where `chunk_system` has found enough keys beside an outlier, so that the backward pass knows.
   int* ample = nullptr;
-  int across = 1;  // blocks of 128 columns
+  int across = 1;  // blocks of D columns
 
   /// `at`: slot · heads + head.
   __host__ __device__ __half* tile(std::int64_t at, int dim, int column_block = 0) const {
-    return tiles + (at * across + column_block) * dim * kWidth;
+    return tiles + (at * across + column_block) * dim * dim;
   }
 };
 
@@ -346,15 +346,21 @@ struct State {
   }
 };
 
-/// Two producer warpgroups make tiles, two consumers have H and 128 columns of U. Registers go where the states are.
+/// Two producer warpgroups make tiles, two consumers have H and D columns of U. Registers go where the states are.
 inline constexpr int kProducers = 2 * kWarpgroup, kChunkHThreads = kProducers + 2 * kWarpgroup;
-inline constexpr int kProducerRegisters = 80, kConsumerRegisters = 176;
+/// Blocks on a multiprocessor.
+template <int D>
+inline constexpr int kChunkHBlocks = D == 64 ? 2 : 1;
+template <int D>
+inline constexpr int kProducerRegisters = D == 64 ? 56 : 80;
+template <int D>
+inline constexpr int kConsumerRegisters = D == 64 ? 72 : 176;
 
 /// Shared memory: stages of token tiles (W in two parts, keys, values), and the tiles of both states.
 template <int D, bool kEveryChunk>
 struct ChunkHLayout {
   static constexpr int kStages = kEveryChunk ? 2 : 3;
-  static constexpr int kTile = kChunk * kWidth * 2, kStage = 4 * kTile, kState = D * kWidth * 2;
+  static constexpr int kTile = kChunk * D * 2, kStage = 4 * kTile, kState = D * D * 2;
   static constexpr int kBytes = 1024 + kStages * kStage + (kEveryChunk ? 2 * kState : 0);
 };
 
@@ -423,7 +429,7 @@ __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, 
       return Rows::source(view, chunk_of(t.whole, i), t.head, columns, first);
     };
     const auto keys_of = [&](int i) { return source_of(p.k, i, static_cast<int>(p.key_dim), 0); };
-    const auto values_of = [&](int i) { return source_of(p.v, i, w.u.columns, t.column_block * kWidth); };
+    const auto values_of = [&](int i) { return source_of(p.v, i, w.u.columns, t.column_block * D); };
     const auto fetch_weights = [&](int i) {
       const int chunk = t.first_chunk + i * heads;
 #pragma unroll
@@ -497,10 +503,10 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
     if (t.skipped) continue;
     const bool active = of_u || t.column_block == 0;
     const int column_block = of_u ? t.column_block : 0, size = track.rows * track.columns;
-    State<D, kWidth> state;
+    State<D, D> state;
     if (kEveryChunk) {
       state.load(track.states + static_cast<std::int64_t>(t.slot) * size, active ? track.rows : 0, track.columns,
-                 column_block * kWidth);
+                 column_block * D);
     } else {
       state.fill(0);
     }
@@ -511,7 +517,7 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
       if (kEveryChunk && active) {
         if (track.saved != nullptr && i % 2 == 0) {
           const std::int64_t segment = (at - t.head) / 2 + t.head;  // · heads + head
-          state.store(track.saved + segment * size, track.rows, track.columns, column_block * kWidth, unit);
+          state.store(track.saved + segment * size, track.rows, track.columns, column_block * D, unit);
         }
         char* const staged = tiles + Room::kStages * Room::kStage + (of_u ? Room::kState : 0);
         leave_state(state, track.chunks, at, column_block, !of_u, unit, staged, s.room[of_u ? 1 : 0]);
@@ -538,8 +544,8 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
       if (lost) state.fill(bits_to_float(0x7fc00000u));
     }
     if (!kEveryChunk && active) {
-      state.store(track.states + static_cast<std::int64_t>(t.slot) * size, track.rows, track.columns,
-                  column_block * kWidth, unit);
+      state.store(track.states + static_cast<std::int64_t>(t.slot) * size, track.rows, track.columns, column_block * D,
+                  unit);
       if (!of_u && thread() % kWarpgroup == 0) w.zeta[t.slot] = static_cast<float>(left);
     }
   }
@@ -547,9 +553,8 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
 }
 
 template <int D, bool kEveryChunk, DType kType>
-__global__ void __launch_bounds__(kChunkHThreads, 1)
+__global__ void __launch_bounds__(kChunkHThreads, kChunkHBlocks<D>)
     chunk_h(const __grid_constant__ Problem p, Cut cut, const __grid_constant__ ChunkHCall w) {
-  static_assert(D == kWidth);
   constexpr int kStages = ChunkHLayout<D, kEveryChunk>::kStages;
   __shared__ ChunkHShared<kStages> s;
   char* const tiles = aligned_tiles();
@@ -560,17 +565,17 @@ __global__ void __launch_bounds__(kChunkHThreads, 1)
     barrier_fence();
   }
   sync();
-  const int across = (w.u.columns + kWidth - 1) / kWidth;
+  const int across = (w.u.columns + D - 1) / D;
   const int tasks = static_cast<int>(cut.count(p)) * heads_of(p) * across;
   if (thread() < kProducers) {
-    set_registers<kProducerRegisters, false>();
+    set_registers<kProducerRegisters<D>, false>();
     if (w.whole_k && w.whole_v) {
       produce_tiles<D, kEveryChunk, kType, true>(p, cut, w, tiles, s, tasks, across);
     } else {
       produce_tiles<D, kEveryChunk, kType, false>(p, cut, w, tiles, s, tasks, across);
     }
   } else {
-    set_registers<kConsumerRegisters, true>();
+    set_registers<kConsumerRegisters<D>, true>();
     consume_tiles<D, kEveryChunk, kType>(p, cut, w, tiles, s, tasks, across);
   }
 }

@@ -23,7 +23,7 @@ struct OutputCall {
 
 /// U, keys, values.
 template <int D>
-inline constexpr int kOutputBytes = 1024 + 2 * (D * kWidth + kChunk * D + kChunk * kWidth);
+inline constexpr int kOutputBytes = 1024 + 2 * (D * D + 2 * kChunk * D);
 
 struct OutputShared {
   SystemRows rows;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[32], const SystemRow
   }
 }
 
-/// Half of the columns of o, from column `base` on.
+/// Columns of o, 64 at a time, from column `base` on.
 template <bool kHalf, int kColumns>
 __device__ __forceinline__ void write_output(const float (&out)[kColumns / 2], const float (&by)[2], bool some_lost,
                                              const OutputShared& s, const OutputCall& call, const Stretch& chunk,
@@ -167,12 +167,12 @@ __device__ __forceinline__ void write_output(const float (&out)[kColumns / 2], c
 }
 
 template <int D, DType kType>
-__global__ void __launch_bounds__(kWarpgroup, 3)
+__global__ void __launch_bounds__(kWarpgroup, D == 64 ? 4 : 3)
     chunk_o(const __grid_constant__ Problem p, Plan plan, const __grid_constant__ OutputCall call) {
   constexpr bool kHalf = kType == DType::float16;
-  constexpr int kHalves = 2, kColumns = kWidth / kHalves;
+  constexpr int kHalves = D / 64, kColumns = D / kHalves;
   __shared__ OutputShared s;
-  char *const u = aligned_tiles(), *const k = u + D * kWidth * 2, *const v = k + kChunk * D * 2;
+  char *const u = aligned_tiles(), *const k = u + D * D * 2, *const v = k + kChunk * D * 2;
   const int width = static_cast<int>(p.value_dim), across = call.states.across;
   const auto scale = static_cast<float>(p.options.scale);
   if (thread() == 0) {
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
   int phase = 0;
   const int heads = heads_of(p), tasks = chunk_tasks(p, plan) * across;
   for (int task = own_block(); task < tasks; task += all_blocks()) {
-    const int column_block = static_cast<int>(task % across), first = column_block * kWidth;
+    const int column_block = static_cast<int>(task % across), first = column_block * D;
     const int at = task / across, head = at % heads;
     const Stretch chunk = tokens_of(plan, at / heads);
     const int len = static_cast<int>(chunk.length);
@@ -192,11 +192,11 @@ __global__ void __launch_bounds__(kWarpgroup, 3)
       const char* const system = call.systems + static_cast<std::int64_t>(at) * SystemLayout<D>::kBytes;
       bulk_load(&s.rows, system + SystemLayout<D>::kRows, sizeof(SystemRows), &s.arrived[2]);
       bulk_load(k, system, SystemLayout<D>::kMask, &s.arrived[1]);
-      bulk_load(u, call.states.tile(at, D, column_block), D * kWidth * 2, &s.arrived[0]);
+      bulk_load(u, call.states.tile(at, D, column_block), D * D * 2, &s.arrived[0]);
     }
     MixedQueries<D> q;
     q.from = call.z + static_cast<std::int64_t>(at) * (D / 8) * kWarpgroup + thread();
-    TokenRows<kWidth> values;
+    TokenRows<D> values;
     values.fetch(p.v, chunk, head, width, first, call.whole_v);
     q.load(0);
     float by[2] = {scale * call.z_scale[at * kChunk + own_row()], scale * call.z_scale[at * kChunk + own_row() + 8]};

@@ -203,8 +203,9 @@ __device__ __forceinline__ float spread_asked(const SystemShared& s, float trace
 /// What is known of the keys' common direction u, |u| = 1, in shared memory.
 template <int D>
 struct Direction {
+  static constexpr int kParts = 2 * kWarpgroup / D;
   float u[D];
-  float room[2][D];                // sums of half of the keys; then (H_0/η) u, and k_c·u of every token
+  float room[kParts][D];           // sums of some of the keys; then (H_0/η) u, and k_c·u of every token
   float sums[3][kWarpgroup / 32];  // of warps: |Σk|², uᵀ(H_0/η)u, |(H_0/η)u|²
 
   /// Over the block. A barrier.
@@ -241,28 +242,32 @@ template <int D>
 __device__ __forceinline__ bool needs_refining_beside_outlier(SystemShared& s, Direction<D>& along, const char* h,
                                                               const char* k, float eta, float trace, double log_eta,
                                                               int length, float least) {
-  static_assert(D == kWarpgroup);  // a thread is a channel
+  static_assert(D <= kWarpgroup);  // a thread is a channel, if there is one for it
   // What is left of ‖H_0‖² is a difference of numbers of order 1 with eleven bits: less than this is not seen.
   constexpr float kLeastRest = 2e-3f;
+  constexpr int kParts = Direction<D>::kParts, kRows = kChunk / kParts;
   const int t = thread();
+  const bool channel = t < D;
   {
-    const int pair = t % (D / 2), first = t / (D / 2) * (kChunk / 2);
+    const int pair = t % (D / 2), part = t / (D / 2);
     float2 sum{0, 0};
 #pragma unroll 8
-    for (int row = first; row < first + kChunk / 2; ++row) {
+    for (int row = part * kRows; row < (part + 1) * kRows; ++row) {
       const char* at = k + unit_at(row, pair / 4, kChunk) + pair % 4 * 4;
       const float2 key = unpack_half(*reinterpret_cast<const std::uint32_t*>(at));
       sum.x += key.x, sum.y += key.y;
     }
-    *reinterpret_cast<float2*>(&along.room[first > 0 ? 1 : 0][2 * pair]) = sum;
+    *reinterpret_cast<float2*>(&along.room[part][2 * pair]) = sum;
   }
   sync();
-  const float total = along.room[0][t] + along.room[1][t], square = along.sum(0, total * total);
-  const float u = square > 1e-12f ? total * rsqrtf(square) : 0;
-  along.u[t] = u;
+  float total = 0;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) total += channel ? along.room[part][t] : 0;
+  const float square = along.sum(0, total * total), u = square > 1e-12f ? total * rsqrtf(square) : 0;
+  if (channel) along.u[t] = u;
   sync();
-  const float hu = row_times<D>(h, D, t, along.u);
-  along.room[0][t] = hu;
+  const float hu = channel ? row_times<D>(h, D, t, along.u) : 0;
+  if (channel) along.room[0][t] = hu;
   if (t < kChunk) along.room[1][t] = row_times<D>(k, kChunk, t, along.u);
   const float uhu = along.sum(1, u * hu), hu2 = along.sum(2, hu * hu);
   if (t < kChunk) {
@@ -485,7 +490,7 @@ __device__ __forceinline__ void leave_rhs(const ScaledRows<D, kType>& b, SystemR
 }
 
 template <int D, DType kType>
-__global__ void __launch_bounds__(kWarpgroup, 4)
+__global__ void __launch_bounds__(kWarpgroup, D == 64 ? 5 : 4)
     chunk_system(const __grid_constant__ Problem p, Plan plan, const ChunkGates* gates, ChunkStates states,
                  double* norm, const __grid_constant__ Schedules schedules, char* systems, bool whole_k, bool q_pairs) {
   __shared__ SystemShared s;

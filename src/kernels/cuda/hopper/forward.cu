@@ -9,31 +9,31 @@ namespace {
 
 /// As long as the card stays busy: long groups mean fewer states to carry. Of sizes alone, so that the same problem is
 /// always cut in the same way.
+template <int D>
 int segments_per_group(const Problem& p) {
-  constexpr std::int64_t kBusy = 128;
+  constexpr std::int64_t kBusy = 128 * kChunkHBlocks<D>;
   int per_group = 1;
   while (per_group < 32 && segments_of(p) * p.heads / (2 * per_group) >= kBusy) per_group *= 2;
   return per_group;
 }
 
 /// The systems of a forward pass, in scratch, and ‖H_t‖_F for every token.
+template <int D>
 char* start_systems(const Problem& p, const Plan& plan, const ChunkGates* gates, const ChunkStates& states,
                     double* norm, const Device& device) {
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   const std::int64_t tasks = slots_of(p);
-  auto* const systems = allocate<char>(device, tasks * SystemLayout<kDim>::kBytes);
+  auto* const systems = allocate<char>(device, tasks * SystemLayout<D>::kBytes);
   with_type(p, [&](auto type) {
-    start(chunk_system<kDim, decltype(type)::type>, tasks, kSystemBytes<kDim>, device, p, plan, gates, states, norm,
+    start(chunk_system<D, decltype(type)::type>, tasks, kSystemBytes<D>, device, p, plan, gates, states, norm,
           schedules, systems, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
   });
   return systems;
 }
 
-}  // namespace
-
-void forward(const Problem& p, const Outputs& out, const Device& device) {
-  const CurrentDevice current(device.index);
-  const auto [cut, updates] = start_pass(p, segments_per_group(p), device);
+template <int D>
+void forward_as(const Problem& p, const Outputs& out, const Device& device) {
+  const auto [cut, updates] = start_pass(p, segments_per_group<D>(p), device);
   const std::int64_t groups = cut.room * p.heads, per_token = p.batch * p.tokens * p.heads;
   const std::int64_t slots = slots_of(p);
   const int dim = static_cast<int>(p.key_dim), width = static_cast<int>(p.value_dim);
@@ -47,7 +47,7 @@ void forward(const Problem& p, const Outputs& out, const Device& device) {
                   .skip_last = out.h == nullptr && out.u == nullptr,
                   .whole_k = whole_units(p.k, p.key_dim),
                   .whole_v = whole_units(p.v, p.value_dim)};
-  start_chunk_h<false>(p, cut, call, device);
+  start_chunk_h<D, false>(p, cut, call, device);
   const GroupStates of_h{.parts = h,
                          .start = static_cast<const float*>(p.h0),
                          .end = static_cast<float*>(out.h),
@@ -62,23 +62,23 @@ void forward(const Problem& p, const Outputs& out, const Device& device) {
   const std::int64_t elements = p.sequences * p.heads * (dim * dim + dim * width + 512);
   start<256>(carry_groups, elements / 256, 0, device, p, cut, of_h, of_u, static_cast<const float*>(zeta));
   if (out.saved.h != nullptr && keeps_tiles(p)) {
-    const KeptStates kept = kept_states(p, out.saved);
+    const KeptStates kept = kept_states<D>(p, out.saved);
     call.h.chunks = kept.h;
     call.u.chunks = kept.u;
   } else {
-    call.h.chunks = room_for_states(p, device, 1);
+    call.h.chunks = room_for_states<D>(p, device, 1);
     call.h.saved = static_cast<float*>(out.saved.h);
-    call.u.chunks = room_for_states(p, device, (width + kWidth - 1) / kWidth);
+    call.u.chunks = room_for_states<D>(p, device, (width + D - 1) / D);
     call.u.saved = static_cast<float*>(out.saved.u);
   }
-  start_chunk_h<true>(p, cut, call, device);
+  start_chunk_h<D, true>(p, cut, call, device);
   auto* const norm = out.saved.norm != nullptr ? out.saved.norm : allocate<double>(device, per_token);
-  const char* const systems = start_systems(p, cut.plan, updates.gates, call.h.chunks, norm, device);
+  const char* const systems = start_systems<D>(p, cut.plan, updates.gates, call.h.chunks, norm, device);
   const SolveCall queries{.rhs = p.q,
                           .x = static_cast<float*>(out.saved.x),
-                          .z = allocate<uint4>(device, slots * kDim / 8 * kWarpgroup),
+                          .z = allocate<uint4>(device, slots * D / 8 * kWarpgroup),
                           .z_scale = allocate<float>(device, slots * kChunk)};
-  start_solve<true>(p, cut.plan, call.h.chunks, queries, device, systems);
+  start_solve<D, true>(p, cut.plan, call.h.chunks, queries, device, systems);
   const OutputCall output{.o = out.o,
                           .systems = systems,
                           .z = queries.z,
@@ -88,9 +88,15 @@ void forward(const Problem& p, const Outputs& out, const Device& device) {
                           .o_pairs = whole_pairs(out.o, p.value_dim),
                           .whole_o = out.o.dtype == p.q.dtype && whole_units(out.o, p.value_dim)};
   with_type(p, [&](auto type) {
-    start(chunk_o<kDim, decltype(type)::type>, slots * output.states.across, kOutputBytes<kDim>, device, p, cut.plan,
-          output);
+    start(chunk_o<D, decltype(type)::type>, slots * output.states.across, kOutputBytes<D>, device, p, cut.plan, output);
   });
+}
+
+}  // namespace
+
+void forward(const Problem& p, const Outputs& out, const Device& device) {
+  const CurrentDevice current(device.index);
+  with_size(p, [&](auto size) { forward_as<decltype(size)::value>(p, out, device); });
 }
 
 }  // namespace gka::kernels::cuda::hopper

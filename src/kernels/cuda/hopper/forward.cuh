@@ -20,10 +20,21 @@ void with_type(const Problem& p, Body&& body) {
   throw std::logic_error("gka: the Hopper kernels were called with a type they do not take");
 }
 
-/// Room for the states of `across` blocks of 128 columns at the start of every chunk.
-inline ChunkStates room_for_states(const Problem& p, const Device& device, int across) {
+/// Calls body with the D of the problem as a compile-time constant.
+template <typename Body>
+void with_size(const Problem& p, Body&& body) {
+  if (size_for(p.key_dim, p.value_dim) == kSmallSize) {
+    body(std::integral_constant<int, kSmallSize>{});
+  } else {
+    body(std::integral_constant<int, kLargeSize>{});
+  }
+}
+
+/// Room for the states of `across` blocks of D columns at the start of every chunk.
+template <int D>
+ChunkStates room_for_states(const Problem& p, const Device& device, int across) {
   const std::int64_t slots = slots_of(p);
-  return {.tiles = allocate<__half>(device, slots * across * kDim * kWidth),
+  return {.tiles = allocate<__half>(device, slots * across * D * D),
           .norm = allocate<float>(device, slots * across),
           .trace = allocate<float>(device, slots),
           .ample = allocate<int>(device, slots),
@@ -34,15 +45,16 @@ struct KeptStates {
   ChunkStates h, u;
 };
 /// Where tiles lie that are kept for the backward pass.
-inline KeptStates kept_states(const Problem& p, const Saved& saved) {
-  const SavedTiles layout{slots_of(p)};
-  const auto behind = [&](std::int64_t bytes) { return static_cast<char*>(saved.h) + bytes; };
-  const auto numbers = [&](std::int64_t bytes) { return reinterpret_cast<float*>(behind(bytes)); };
+template <int D>
+KeptStates kept_states(const Problem& p, const Saved& saved) {
+  const SavedTiles layout{.slots = slots_of(p), .dim = D};
+  const auto behind = [](void* tiles, std::int64_t bytes) { return static_cast<char*>(tiles) + bytes; };
+  const auto numbers = [&](void* tiles, std::int64_t bytes) { return reinterpret_cast<float*>(behind(tiles, bytes)); };
   return {.h = {.tiles = static_cast<__half*>(saved.h),
-                .norm = numbers(layout.h_norm()),
-                .trace = numbers(layout.h_trace()),
-                .ample = reinterpret_cast<int*>(behind(layout.ample()))},
-          .u = {.tiles = static_cast<__half*>(saved.u), .norm = numbers(layout.u_norm())}};
+                .norm = numbers(saved.h, layout.h_norm()),
+                .trace = numbers(saved.h, layout.h_trace()),
+                .ample = reinterpret_cast<int*>(behind(saved.u, layout.ample()))},
+          .u = {.tiles = static_cast<__half*>(saved.u), .norm = numbers(saved.u, layout.u_norm())}};
 }
 
 /// How a pass begins: the cut, and what its chunks do to a state. In one launch where sequences are not packed.
@@ -65,26 +77,26 @@ inline Beginning start_pass(const Problem& p, int per_group, const Device& devic
 }
 
 /// H and U of groups of segments, or at the start of every chunk.
-template <bool kEveryChunk>
+template <int D, bool kEveryChunk>
 void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, const Device& device) {
-  const std::int64_t across = (p.value_dim + kWidth - 1) / kWidth;
+  const std::int64_t across = (p.value_dim + D - 1) / D;
   with_type(p, [&](auto type) {
-    start<kChunkHThreads>(chunk_h<kDim, kEveryChunk, decltype(type)::type>, cut.room * p.heads * across,
-                          ChunkHLayout<kDim, kEveryChunk>::kBytes, device, p, cut, call);
+    start<kChunkHThreads>(chunk_h<D, kEveryChunk, decltype(type)::type>, cut.room * p.heads * across,
+                          ChunkHLayout<D, kEveryChunk>::kBytes, device, p, cut, call);
   });
 }
 
 /// x for the right-hand side that the systems hold (and the call, for residuals).
-template <bool kReads = false>
+template <int D, bool kReads = false>
 void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
                  const Device& device, const char* systems) {
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   if (p.batch * p.tokens * p.heads == 0) return;
   with_type(p, [&](auto type) {
-    constexpr auto kernel = solve<kDim, decltype(type)::type, kReads>;
-    const std::int64_t blocks = blocks_of(kernel, slots_of(p), kSolveBytes<kDim>, device.index);
-    auto* const parked = allocate<float4>(device, blocks * kParked<kDim>);
-    start(kernel, blocks, kSolveBytes<kDim>, device, p, plan, states, call, schedules, systems, parked,
+    constexpr auto kernel = solve<D, decltype(type)::type, kReads>;
+    const std::int64_t blocks = blocks_of(kernel, slots_of(p), kSolveBytes<D>, device.index);
+    auto* const parked = allocate<float4>(device, blocks * kParked<D>);
+    start(kernel, blocks, kSolveBytes<D>, device, p, plan, states, call, schedules, systems, parked,
           whole_pairs(call.rhs, p.key_dim));
   });
 }

@@ -14,10 +14,9 @@ void backward_from_states(const Problem& problem, const Saved& saved, const Grad
 /// The same for any number of value channels, block after block of them.
 void backward_in_blocks(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device);
 
-/// Whether Saved has H and U as the tiles that their backward pass reads, at every chunk, not as the float32 states of
-/// the plain path, at every segment: of one size. `save_tiles` makes the former of the latter, `restore_states` the
-/// latter of the former, in `to`.
-bool keeps_tiles(const Problem& problem);
+/// Where `keeps_tiles` (kernels/cuda/saved.h) says so, Saved has H and U as the tiles that their backward pass reads,
+/// at every chunk, not as the float32 states of the plain path, at every segment. `save_tiles` makes the former of the
+/// latter, `restore_states` the latter of the former, in `to`.
 void save_tiles(const Problem& problem, const Saved& from, const Saved& to, const Device& device);
 void restore_states(const Problem& problem, const Saved& from, const Saved& to, const Device& device);
 

@@ -389,7 +389,7 @@ __device__ __forceinline__ void store_z(const float (&u1)[D / 2], const float (&
 /// Longer than most: which buffer may be asked for again follows from the order of its barriers, which one has to see
 /// together.
 template <int D, DType kType, bool kReads>
-__global__ void __launch_bounds__(kWarpgroup, 2)
+__global__ void __launch_bounds__(kWarpgroup, D == 64 ? 3 : 2)
     solve(const __grid_constant__ Problem p, Plan plan, ChunkStates states, const __grid_constant__ SolveCall call,
           const __grid_constant__ Schedules schedules, const char* systems, float4* parked, bool rhs_pairs) {
   __shared__ std::uint64_t arrived[4];  // barriers: of the two state buffers, of keys and mask, of the rest

@@ -12,8 +12,9 @@
 namespace gka::kernels::cuda::hopper::bwd {
 
 inline constexpr int kTileThreads = 128;
-/// Warpgroups that share a chunk where a kernel says so: each has half of the columns of every product.
-inline constexpr int kTeams = 2;
+/// Warpgroups that share a chunk where a kernel says so: each has 64 columns of every product of D.
+template <int D>
+inline constexpr int kTeams = D / 64;
 
 __device__ __forceinline__ int tile_thread() { return static_cast<int>(threadIdx.x); }
 /// The block's shared memory, from a multiple of 1,024 on: what is swizzled begins at such.
@@ -61,10 +62,10 @@ __device__ __forceinline__ std::uint32_t pack_bfloats(float x, float y) { return
 
 // ---- Copies -----------------------------------------------------------------------------------------------------
 
-/// 64 rows of 128 16-bit numbers, `stride` of them apart, on their way into a tile: those behind the first `len` are 0.
-template <int kGroups = 1>
+/// 64 rows of D 16-bit numbers, `stride` of them apart, on their way into a tile: those behind the first `len` are 0.
+template <int D, int kGroups = 1>
 __device__ __forceinline__ void copy_rows(const Tile& to, const std::uint16_t* from, int stride, int len) {
-  constexpr int kUnits = kWidth / 8, kApart = kGroups * kTileThreads / kUnits;  // rows a multiple of 8 apart lie alike
+  constexpr int kUnits = D / 8, kApart = kGroups * kTileThreads / kUnits;  // rows a multiple of 8 apart lie alike
   const int unit = tile_thread() % kUnits, first = tile_thread() / kUnits;
   std::uint16_t* const at = to.at(first, 8 * unit);
   from += static_cast<std::int64_t>(first) * stride + 8 * unit;
@@ -150,10 +151,11 @@ struct Operand {
   }
 };
 
-/// finish(row, unit, load(row, unit)) for every unit of eight columns of 64 rows; four loads are under way at a time.
-template <int kGroups = 1, typename Load, typename Finish>
+/// finish(row, unit, load(row, unit)) for every unit of eight columns of 64 rows; up to four loads are under way.
+template <int D, int kGroups = 1, typename Load, typename Finish>
 __device__ __forceinline__ void sweep_units(Load&& load, Finish&& finish) {
-  constexpr int kUnits = kWidth / 8, kApart = kGroups * kTileThreads / kUnits, kAtOnce = 4;
+  constexpr int kUnits = D / 8, kApart = kGroups * kTileThreads / kUnits;
+  constexpr int kAtOnce = min(4, kChunk / kApart);
   const int unit = tile_thread() % kUnits;
 #pragma unroll 1
   for (int first = tile_thread() / kUnits; first < kChunk; first += kApart * kAtOnce) {
@@ -165,11 +167,11 @@ __device__ __forceinline__ void sweep_units(Load&& load, Finish&& finish) {
   }
 }
 
-/// For both halves of 64 rows, eight units each: finish(row, first unit, load(row, first unit), top), where top is the
+/// For both halves of 64 rows of D numbers: finish(row, first unit, load(row, first unit), top), where top is the
 /// most that measure(loaded) gave for the row.
-template <typename Load, typename Measure, typename Finish>
+template <int D, typename Load, typename Measure, typename Finish>
 __device__ __forceinline__ void sweep_half_rows(Load&& load, Measure&& measure, Finish&& finish) {
-  const int lane = tile_thread() % 32, row = tile_thread() / 32 * 16 + lane % 16, first = lane / 16 * 8;
+  const int lane = tile_thread() % 32, row = tile_thread() / 32 * 16 + lane % 16, first = lane / 16 * (D / 16);
   const auto loaded = load(row, first);
   const std::uint32_t top = measure(loaded);
   finish(row, first, loaded, max(top, __shfl_xor_sync(0xffffffffu, top, 16)));
@@ -197,11 +199,11 @@ __device__ __forceinline__ std::uint32_t most_of_threads(std::uint32_t own, std:
   return top;
 }
 /// Every unit of a state: body(row, unit).
-template <typename Body>
+template <int D, typename Body>
 __device__ __forceinline__ void each_unit_of_state(Body&& body) {
-  constexpr int kUnits = kWidth / 8;
+  constexpr int kUnits = D / 8;
 #pragma unroll 4
-  for (int i = tile_thread(); i < kWidth * kUnits; i += kTileThreads) body(i / kUnits, i % kUnits);
+  for (int i = tile_thread(); i < D * kUnits; i += kTileThreads) body(i / kUnits, i % kUnits);
 }
 
 /// A bit for each of 64 tokens, whether its mark is set; the same for every thread.
@@ -215,20 +217,23 @@ __device__ __forceinline__ float last_marked(std::uint64_t marked, int c) {
   return static_cast<float>(63 - __clzll(static_cast<long long>(marked << (63 - c) >> (63 - c))));
 }
 
-/// put(i, c, the largest of value(i, …) up to token c, or with down(i) from it on) for i < kCount, one for each warp.
-template <int kCount, typename Down, typename Value, typename Put>
+/// put(i, c, the largest of value(i, …) up to token c, or with down(i) from it on) for i < kCount, one for each warp of
+/// kGroups in turn.
+template <int kCount, int kGroups, typename Down, typename Value, typename Put>
 __device__ __forceinline__ void running_largest(Down&& down, Value&& value, Put&& put) {
-  const int i = tile_thread() / 32, lane = tile_thread() % 32;
-  if (i >= kCount) return;
-  __syncwarp();
-  const int near = down(i) ? 63 - 2 * lane : 2 * lane, far = down(i) ? near - 1 : near + 1;
-  const float first = value(i, near), second = fmaxf(first, value(i, far));
-  float before = second;
+  const int lane = tile_thread() % 32;
+#pragma unroll 1
+  for (int i = tile_thread() / 32; i < kCount; i += kGroups * kTileThreads / 32) {
+    __syncwarp();
+    const int near = down(i) ? 63 - 2 * lane : 2 * lane, far = down(i) ? near - 1 : near + 1;
+    const float first = value(i, near), second = fmaxf(first, value(i, far));
+    float before = second;
 #pragma unroll
-  for (int reach = 1; reach < 32; reach *= 2) before = fmaxf(before, __shfl_up_sync(0xffffffffu, before, reach));
-  before = __shfl_up_sync(0xffffffffu, before, 1);
-  put(i, near, lane == 0 ? first : fmaxf(before, first));
-  put(i, far, lane == 0 ? second : fmaxf(before, second));
+    for (int reach = 1; reach < 32; reach *= 2) before = fmaxf(before, __shfl_up_sync(0xffffffffu, before, reach));
+    before = __shfl_up_sync(0xffffffffu, before, 1);
+    put(i, near, lane == 0 ? first : fmaxf(before, first));
+    put(i, far, lane == 0 ? second : fmaxf(before, second));
+  }
 }
 /// finish(c, Σ 2^(kPower |reach_c − reach_i|) value(i)) over the tokens i ≥ c (kDown) or i ≤ c, by the first warp.
 template <bool kDown, int kPower, typename Value, typename Finish>
@@ -377,13 +382,13 @@ class Product {
   }
 
   /// = A B, with A of 64 rows and kDepth columns; kAdd: += A B.
-  template <Major kMajor, bool kAdd = false, int kDepth = kWidth>
+  template <Major kMajor, int kDepth, bool kAdd = false>
   __device__ __forceinline__ void multiply(const Tile& a, const Tile& b) {
-    queue<kMajor, kAdd, kDepth>(a, b);
+    queue<kMajor, kDepth, kAdd>(a, b);
     finish(*this);
   }
   /// The same, known after `finish`, which may take several: nothing may be done with them in between.
-  template <Major kMajor, bool kAdd = false, int kDepth = kWidth>
+  template <Major kMajor, int kDepth, bool kAdd = false>
   __device__ __forceinline__ void queue(const Tile& a, const Tile& b) {
     static_assert(kBlocks == 1);
     const Operand left(a.data, a.rows), right = own_part<kMajor>(b);
@@ -401,9 +406,11 @@ class Product {
     wgmma_wait<0>();
     (products.release(), ...);
   }
-  /// = A B with a symmetric B, of which the quarter with the last 64 rows and the first 64 columns is not there.
+  /// = A B with a symmetric B of kN rows; of 128 the quarter with the last 64 rows and the first 64 columns is not
+  /// there.
   __device__ __forceinline__ void multiply_symmetric(const Tile& a, const Tile& b) {
-    static_assert(kBlocks == 1 && kN == kWidth && kOwn == 64);
+    static_assert(kBlocks == 1 && (kN == 64 || kOwn == 64));
+    if constexpr (kN == 64) return multiply<Major::k, kN>(a, b);
     const bool first = __shfl_sync(0xffffffffu, own_columns(), 0) == 0;
     const Operand left(a.data, a.rows), right = own_part<Major::k>(b);
     if (first) {
@@ -536,7 +543,7 @@ class Product {
     }
   }
 
-  /// To global memory and back as float16, 64 · kN numbers in no order that anybody else knows.
+  /// To global memory and back as float16, 64 · kN numbers in an order of their own, the same for any kGroups.
   __device__ __forceinline__ void save(std::uint16_t* to) const {
     static_assert(kBlocks == 1);
 #pragma unroll
@@ -544,7 +551,7 @@ class Product {
       Unit unit;
 #pragma unroll
       for (int w = 0; w < 4; ++w) unit.words[w] = pack_half(c_[0][i + 2 * w], c_[0][i + 2 * w + 1]);
-      reinterpret_cast<Unit*>(to)[i / 8 * kGroups * kTileThreads + tile_thread()] = unit;
+      reinterpret_cast<Unit*>(to)[own_unit() + i / 8 * kTileThreads] = unit;
     }
   }
   struct Saved {
@@ -557,8 +564,7 @@ class Product {
     static_assert(kBlocks == 1);
     Saved own;
 #pragma unroll
-    for (int i = 0; i < kOwn / 16; ++i)
-      own.units[i] = read_unit(from + (i * kGroups * kTileThreads + tile_thread()) * 8);
+    for (int i = 0; i < kOwn / 16; ++i) own.units[i] = read_unit(from + (own_unit() + i * kTileThreads) * 8);
     return own;
   }
   /// Rows from global memory: row r from rows.x[r], 0 where that is null.
@@ -574,10 +580,10 @@ class Product {
       c_[0][i + 1] = pair.y;
     }
   }
-  /// What `keep` left, of rows of 128 columns.
+  /// What `keep` left, of rows of kN columns.
   __device__ __forceinline__ void take(const Unit* from) {
-    static_assert(kBlocks == 1 && kN == kWidth);
-    from += (own_columns() / 16) * kTileThreads + tile_thread() % kTileThreads;
+    static_assert(kBlocks == 1);
+    from += own_unit();
 #pragma unroll
     for (int i = 0; i < kOwn / 2; i += 8) {
       const Unit unit = read_unit(reinterpret_cast<const std::uint16_t*>(from + i / 8 * kTileThreads));
@@ -732,6 +738,10 @@ class Product {
  private:
   float c_[kBlocks][kOwn / 2];
 
+  /// Where `keep` and `save` put the first of this thread's units.
+  static __device__ __forceinline__ int own_unit() {
+    return own_columns() / 16 * kTileThreads + tile_thread() % kTileThreads;
+  }
   static __device__ __forceinline__ int own_columns() { return kGroups == 1 ? 0 : tile_thread() / kTileThreads * kOwn; }
   static __device__ __forceinline__ int first_row() {
     return tile_thread() % kTileThreads / 32 * 16 + tile_thread() % 32 / 4;
@@ -785,10 +795,9 @@ class Product {
   /// The group's columns of a right operand.
   template <Major kMajor>
   static __device__ __forceinline__ Operand own_part(const Tile& b) {
-    static_assert(kGroups == 1 || kMajor == Major::k || kOwn == 64);
     // From a lane to all: only so does the compiler know that the descriptor is the same for all lanes.
     const int column = kGroups == 1 ? 0 : __shfl_sync(0xffffffffu, own_columns(), 0);
-    const int skipped = kMajor == Major::k ? column * 64 : column * b.rows;
+    const int skipped = kMajor == Major::k ? column * 64 : column / 64 * 64 * b.rows + column % 64;
     return Operand(b.data + skipped, b.rows);
   }
   template <bool kAdd>

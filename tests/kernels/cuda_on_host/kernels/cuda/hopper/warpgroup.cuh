@@ -11,6 +11,7 @@
 namespace gka::kernels::cuda::hopper::bwd {
 
 inline constexpr int kTileThreads = 1;
+template <int>
 inline constexpr int kTeams = 1;
 inline constexpr int kTileMemory = 116 * 1024;  // two blocks to a multiprocessor
 
@@ -59,10 +60,10 @@ inline std::uint32_t pack_bfloats(float x, float y) {
   return rounded(x) | rounded(y) << 16;
 }
 
-template <int = 1>
+template <int D, int = 1>
 void copy_rows(const Tile& to, const std::uint16_t* from, int stride, int len) {
   for (int c = 0; c < kChunk; ++c) {
-    for (int u = 0; u < kWidth / 8; ++u) copy_async(to.at(c, 8 * u), from + c * stride + 8 * u, c < len);
+    for (int u = 0; u < D / 8; ++u) copy_async(to.at(c, 8 * u), from + c * stride + 8 * u, c < len);
   }
 }
 
@@ -87,10 +88,10 @@ inline void send_tile(void* to, const void* from, int bytes) { std::memcpy(to, f
 inline void finish_sending() {}
 inline void wait_until_sent() {}
 
-template <int = 1, typename Load, typename Finish>
+template <int D, int = 1, typename Load, typename Finish>
 void sweep_units(Load&& load, Finish&& finish) {
   for (int row = 0; row < kChunk; ++row) {
-    for (int u = 0; u < kWidth / 8; ++u) finish(row, u, load(row, u));
+    for (int u = 0; u < D / 8; ++u) finish(row, u, load(row, u));
   }
 }
 template <int = 1>
@@ -107,7 +108,7 @@ inline float last_marked(std::uint64_t marked, int c) {
   while (c >= 0 && (marked >> c & 1) == 0) --c;
   return static_cast<float>(c);
 }
-template <int kCount, typename Down, typename Value, typename Put>
+template <int kCount, int, typename Down, typename Value, typename Put>
 void running_largest(Down&& down, Value&& value, Put&& put) {
   for (int i = 0; i < kCount; ++i) {
     float top = -std::numeric_limits<float>::infinity();
@@ -137,13 +138,13 @@ void sum_over_tokens(int count, Term&& term, Finish&& finish) {
   }
 }
 
-template <typename Load, typename Measure, typename Finish>
+template <int D, typename Load, typename Measure, typename Finish>
 void sweep_half_rows(Load&& load, Measure&& measure, Finish&& finish) {
   for (int row = 0; row < kChunk; ++row) {
-    const auto low = load(row, 0), high = load(row, 8);
+    const auto low = load(row, 0), high = load(row, D / 16);
     const std::uint32_t top = max(measure(low), measure(high));
     finish(row, 0, low, top);
-    finish(row, 8, high, top);
+    finish(row, D / 16, high, top);
   }
 }
 inline std::uint32_t largest_of_tokens(const float* values) {
@@ -152,10 +153,10 @@ inline std::uint32_t largest_of_tokens(const float* values) {
   return top;
 }
 
-template <typename Body>
+template <int D, typename Body>
 void each_unit_of_state(Body&& body) {
-  for (int row = 0; row < kWidth; ++row) {
-    for (int u = 0; u < kWidth / 8; ++u) body(row, u);
+  for (int row = 0; row < D; ++row) {
+    for (int u = 0; u < D / 8; ++u) body(row, u);
   }
 }
 template <typename Value, typename Body>
@@ -216,20 +217,20 @@ class Product {
     each([&](const At& at, float& x, float& y) { body(at, x, y, tile.pair(at.row, at.column)); });
   }
 
-  template <Major kMajor, bool kAdd = false, int kDepth = kWidth>
+  template <Major kMajor, int kDepth, bool kAdd = false>
   void multiply(const Tile& a, const Tile& b) {
     add_product(
         kAdd, kDepth, [&](int m, int l) { return one(a, m, l); },
         [&](int l, int n) { return kMajor == Major::mn ? one(b, l, n) : one(b, n, l); });
   }
-  template <Major kMajor, bool kAdd = false, int kDepth = kWidth>
+  template <Major kMajor, int kDepth, bool kAdd = false>
   void queue(const Tile& a, const Tile& b) {
-    multiply<kMajor, kAdd, kDepth>(a, b);
+    multiply<kMajor, kDepth, kAdd>(a, b);
   }
   static void finish(const auto&...) {}
   void multiply_symmetric(const Tile& a, const Tile& b) {
     add_product(
-        false, kWidth, [&](int m, int l) { return one(a, m, l); },
+        false, kN, [&](int m, int l) { return one(a, m, l); },
         [&](int l, int n) { return l < 64 ? one(b, l, n) : one(b, n, l); });
   }
   template <bool kLo>
