@@ -92,9 +92,11 @@ at::Tensor repeat_heads(const at::Tensor& x, std::int64_t heads) {
 namespace {
 
 /// Whether each number is worth a loop of our own: torch takes some of a tensor by vectors and the rest one by one,
-/// with other last bits, and which they are depends on how many rows there are.
-bool by_number(const at::Tensor& projected) {
+/// with other last bits, and which they are depends on how many rows there are. Not where parameters learn: a model in
+/// training has the same bits with and without gradients.
+bool by_number(const at::Tensor& projected, const at::Tensor& parameter) {
   constexpr std::int64_t kMostHeads = 256;
+  if (parameter.defined() && (parameter.dim() != 1 || parameter.requires_grad())) return false;
   return projected.is_cpu() && projected.scalar_type() == at::kFloat && projected.size(-1) <= kMostHeads &&
          !at::GradMode::is_enabled();
 }
@@ -115,7 +117,7 @@ at::Tensor floats(const at::Tensor& x) { return x.to(at::kFloat).contiguous(); }
 }  // namespace
 
 at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const at::Tensor& dt_bias) {
-  if (by_number(projected) && a_log.dim() == 1 && dt_bias.dim() == 1) {
+  if (by_number(projected, a_log) && by_number(projected, dt_bias)) {
     const auto rates = floats(a_log), biases = floats(dt_bias);
     const auto *rate = rates.const_data_ptr<float>(), *bias = biases.const_data_ptr<float>();
     return each_number(projected, [&](float x, std::int64_t i) {
@@ -129,7 +131,7 @@ at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const
 }
 
 at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias) {
-  if (by_number(projected) && (!bias.defined() || bias.dim() == 1)) {
+  if (by_number(projected, bias)) {
     const auto biases = bias.defined() ? floats(bias) : at::Tensor();
     const auto* more = bias.defined() ? biases.const_data_ptr<float>() : nullptr;
     return each_number(
