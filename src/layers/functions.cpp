@@ -96,7 +96,7 @@ namespace {
 /// training has the same bits with and without gradients.
 bool by_number(const at::Tensor& projected, const at::Tensor& parameter) {
   constexpr std::int64_t kMostHeads = 256;
-  if (parameter.defined() && (parameter.dim() != 1 || parameter.requires_grad())) return false;
+  if (!parameter.defined() || parameter.dim() != 1 || parameter.requires_grad()) return false;
   return projected.is_cpu() && projected.scalar_type() == at::kFloat && projected.size(-1) <= kMostHeads &&
          !at::GradMode::is_enabled();
 }
