@@ -97,7 +97,8 @@ TEST_F(StoredModel, IsTheFilesOwnPagesAndNoCopy) {
 }
 
 class EveryStoredMixer : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(StoredModel, EveryStoredMixer, testing::Values("*", "SWA", "GKA", "M2", "MESA", "GLA", "RET", "LA"));
+INSTANTIATE_TEST_SUITE_P(StoredModel, EveryStoredMixer,
+                         testing::Values("*", "SWA", "GKA", "M2", "MESA", "GLA", "RET", "LA"));
 
 TEST_P(EveryStoredMixer, AnswersInABatchWithTheBitsItHasAlone) {
   const Scratch folder;
