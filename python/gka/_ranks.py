@@ -34,6 +34,7 @@ class Ranks:
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
         self.device, self.rank, self.size = device, dist.get_rank(), dist.get_world_size()
         if context < 1 or tensor < 1 or self.size % (context * tensor):
+            dist.all_reduce(torch.zeros(()))  # a rank that hangs up while another is dialling would be its error
             raise Refusal(
                 f"{self.size} processes cannot be cut into groups of context × tensor = {context} × {tensor}; "
                 "their number takes a multiple of that."

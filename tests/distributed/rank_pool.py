@@ -27,11 +27,13 @@ def serve(rank, pipe):
             limit = timedelta(seconds=PATIENCE / 2)
             store = dist.FileStore(str(place), ranks)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
+            dist.barrier()  # a rank that is soon done must not hang up while another is still dialling
             pipe.send((True, getattr(rank_checks, name)(**arguments)))
         except BaseException:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
         finally:
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 class Pool:
