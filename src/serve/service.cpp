@@ -115,6 +115,8 @@ class Service::Core {
   ~Core() {
     slow_.reset();  // their threads use what stands above
     workers_.reset();
+    // An engine's thread may be the last to let go of a request, and with it of the model: it cannot wait for itself.
+    for (const auto& model : models_) model->engine.reset();
   }
 
   int port() const { return server_.port(); }
