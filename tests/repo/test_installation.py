@@ -1,10 +1,12 @@
 """What is installed works by itself, and holds what it should and nothing else."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commands import run
 
 import gka
@@ -40,6 +42,34 @@ def test_a_program_continues_a_prompt_with_the_engine(root, prefix, tmp_path):
     assert 1 <= len(lines) <= 16
     expected = gka.Engine(model).generate([5, 17, 3], max_tokens=16, temperature=0).ids
     assert [int(line.split()[0]) for line in lines] == expected
+
+
+def test_a_program_trains_on_texts_with_the_installed_floors(root, prefix, tmp_path):
+    """Layers, models and data from C++: the loss of packed texts and its gradient, as Python has them."""
+    build = build_example(root / "examples/models", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
+    folder, texts = root / "tests/goldens/tiny-hqwen3-gka", ["a text", "and another, longer one"]
+    said = run(build / "losses", folder, *texts).stdout
+    model = gka.load(folder, dtype=torch.float32)
+    rows = [torch.tensor([list(text.encode())]) for text in texts]
+    loss = sum(-model(row)[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None]).sum() for row in rows)
+    loss = loss / sum(row.shape[1] - 1 for row in rows)
+    loss.backward()
+    length = sum(p.grad.square().sum() for p in model.parameters()).sqrt().item()
+    got = re.fullmatch(r"29 tokens of 2 texts, 4 blocks: loss (.*), gradient (.*)\n", said)
+    assert [float(number) for number in got.groups()] == pytest.approx([loss.item(), length], rel=1e-4)
+    assert "pcre" not in run("ldd", build / "losses").stdout
+
+
+def test_what_an_installed_header_includes_is_installed(prefix):
+    floors = prefix / "include/gka/floors"
+    assert {path.name for path in floors.iterdir()} == {"base", "ops", "layers", "models", "data", "kernels"}
+    headers = [*floors.rglob("*.h")]
+    places, missing = (floors, prefix / "include"), []
+    for header in headers:
+        for name in re.findall(r'^#include "([^"]+)"', header.read_text(), re.MULTILINE):
+            if not any((place / name).exists() for place in places):
+                missing.append(f"{header.relative_to(floors)} includes {name}")
+    assert len(headers) > 50 and missing == []
 
 
 def test_a_cmake_project_finds_the_gka_that_pip_installed(root, tmp_path):
