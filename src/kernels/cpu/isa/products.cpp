@@ -7,7 +7,7 @@
 #endif
 
 #include <algorithm>
-#include <memory>
+#include <atomic>
 #include <vector>
 
 #include "kernels/cpu/backend.h"
@@ -26,7 +26,7 @@ constexpr int kColumns = kVectorBytes == 64 ? 4 : 3;
 constexpr int kColumnsOfOne = kVectorBytes == 64 ? 8 : 6;  // where there is one row of x
 constexpr std::int64_t kTaskBytes = 1 << 16;               // of W
 constexpr int kCacheLine = 64;                             // bytes
-constexpr std::int64_t kAhead = 12 << 10;  // bytes of W that are asked for before they are needed, at least
+constexpr std::int64_t kAhead = 16 << 10;                  // bytes of W that are asked for before they are needed
 
 template <typename Part>
 using Narrow [[gnu::vector_size(kLane * sizeof(Part)), gnu::may_alias]] = Part;
@@ -129,12 +129,13 @@ struct Stripe {
   std::int64_t y_stride;
 };
 
-/// Asks for what rows of W further on have in the same place: left to itself the hardware would notice each row anew.
+/// Asks for a tile further on while this one is read, line after line as it lies in memory: left to itself the hardware
+/// would notice each row anew.
 template <typename Weights, int kN>
-[[gnu::always_inline]] inline void ask_ahead(const Stripe& s, std::int64_t ahead, std::int64_t k) {
-  const char* next = s.w + ahead + k * (kCacheLine / Weights::kLine);
+[[gnu::always_inline]] inline void ask_ahead(const char* ahead, std::int64_t k) {
+  const char* next = ahead + k * kN * (kCacheLine / Weights::kLine);
 #pragma GCC unroll 8
-  for (int n = 0; n < kN; ++n) __builtin_prefetch(next + n * s.w_stride, 0, 2);
+  for (int n = 0; n < kN; ++n) __builtin_prefetch(next + n * kCacheLine, 0, 2);
 }
 
 template <typename Weights, int kM, int kN>
@@ -154,10 +155,10 @@ void tile(const Stripe& s) {
   const auto add_whole = [&](std::int64_t k) __attribute__((always_inline)) {
     add([&](const char* row) { return Weights::at(row, s.in, k); }, [&](const float* row) { return load(row + k); });
   };
-  const auto tile_bytes = kN * s.w_stride, ahead = (kAhead / tile_bytes + 1) * tile_bytes;
+  const char* const ahead = s.w + kAhead;
   std::int64_t k = 0;
   for (; k + Weights::kLine <= s.in; k += Weights::kLine) {
-    ask_ahead<Weights, kN>(s, ahead, k);
+    ask_ahead<Weights, kN>(ahead, k);
 #pragma GCC unroll 4
     for (int i = 0; i < Weights::kLine; i += kLane) add_whole(k + i);
   }
@@ -242,16 +243,38 @@ void run_task(const Products& p, const Task& task) {
   }
 }
 
+/// Each worker walks a stretch of its own, so that what it asks for ahead is what it reads next, and then helps others
+/// with what is left of theirs.
+template <typename Run>
+void run_in_stretches(const Executor& executor, const std::vector<Task>& tasks, const Run& run) {
+  struct alignas(kCacheLine) Stretch {
+    std::atomic<std::int64_t> next;
+    std::int64_t end;
+  };
+  const auto count = std::ssize(tasks);
+  const auto workers = static_cast<int>(std::min<std::int64_t>(std::max(executor.threads, 1), count));
+  std::vector<Stretch> stretches(static_cast<std::size_t>(workers));
+  for (int i = 0; i < workers; ++i) {
+    auto& stretch = stretches[static_cast<std::size_t>(i)];
+    stretch.next = count * i / workers;
+    stretch.end = count * (i + 1) / workers;
+  }
+  const auto worker = [&](int first) {
+    for (int i = 0; i < workers; ++i) {
+      auto& stretch = stretches[static_cast<std::size_t>((first + i) % workers)];
+      for (auto n = stretch.next++; n < stretch.end; n = stretch.next++) run(tasks[static_cast<std::size_t>(n)]);
+    }
+  };
+  if (workers > 1) return executor.run(workers, worker);
+  if (workers == 1) worker(0);
+}
+
 }  // namespace
 
 void products(const Products& p, const Executor& executor) {
   std::int64_t numbers = 0;
   for (const auto& matrix : p.matrices) numbers += matrix.out * p.in;
-  const auto tasks = tasks_of(p);
-  struct Nothing {};
-  parallel_tasks(
-      for_elements(executor, numbers), std::ssize(tasks), [] { return std::make_unique<Nothing>(); },
-      [&](std::int64_t i, Nothing&) { run_task(p, tasks[static_cast<std::size_t>(i)]); });
+  run_in_stretches(for_elements(executor, numbers), tasks_of(p), [&](const Task& task) { run_task(p, task); });
 }
 
 }  // namespace gka::kernels::cpu::GKA_ISA
