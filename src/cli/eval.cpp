@@ -1,5 +1,6 @@
-// `gka eval`: how well a model does tasks. Items become token sequences that the engine scores or continues; texts are
-// cut into context and ending as lm-evaluation-harness does it, so that accuracies are the same to the last digit.
+// `gka eval`: how well a model does tasks. Items become token sequences that are scored, many in a pass, or that the
+// engine continues; texts are cut into context and ending as lm-evaluation-harness does it, so that accuracies are the
+// same to the last digit.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -19,6 +20,7 @@
 #include "cli/eval_metrics.h"
 #include "cli/eval_task.h"
 #include "cli/model_inputs.h"
+#include "cli/packed_scores.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "cli/white_space.h"
@@ -90,6 +92,7 @@ Question ending_question(const Reader& reader, const std::string& context, const
     const auto before = reader.encode(without_trailing_space(context), data::Specials::yes, where);
     question.tokens = reader.encode(context + ending, data::Specials::yes, where);
     question.scored = std::max<std::int64_t>(0, std::ssize(question.tokens) - std::ssize(before));
+    if (before.empty()) question.tokens.insert(question.tokens.begin(), reader.first_token());
   }
   return question;
 }
@@ -150,7 +153,31 @@ Plan plan_of(const Reader& reader, const Task& task) {
 
 // ---- Asking
 
-/// Puts a task's questions to an engine, several at a time.
+void show_progress(LiveLine& line, const Task& task, std::size_t done, std::size_t all) {
+  line.show([&] {
+    const auto part = static_cast<double>(done) / static_cast<double>(all);
+    return task.name + ": " + std::to_string(done) + " of " + std::to_string(all) + " questions, " +
+           std::to_string(std::lround(line.seconds() * (1 - part) / part)) + " s left";
+  });
+}
+
+/// What is to be scored. An answer may have several questions, the windows of a text.
+std::vector<Answer> score(const models::Decoder& decoder, const Task& task, const Plan& plan, std::int64_t pass) {
+  std::vector<Ending> endings;
+  for (const auto& question : plan.questions) endings.push_back({.tokens = question.tokens, .scored = question.scored});
+  LiveLine line;
+  const auto scores =
+      score_packed(decoder, endings, pass, [&](std::size_t done) { show_progress(line, task, done, endings.size()); });
+  std::vector<Answer> answers(plan.answers);
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    auto& answer = answers[plan.questions[i].answer];
+    for (const auto log_probability : scores[i].log_probabilities) answer.log_likelihood += log_probability;
+    answer.greedy = answer.greedy && scores[i].greedy;
+  }
+  return answers;
+}
+
+/// Has an engine answer a task's questions, several at a time.
 class Asking {
  public:
   Asking(infer::Engine& engine, const data::Tokenizer& tokenizer, const Task& task, std::size_t batch)
@@ -162,16 +189,8 @@ class Asking {
     LiveLine line;
     for (std::size_t i = 0; i < plan.questions.size(); ++i) {
       wait(batch_);
-      if (plan.questions[i].scored > 0) {
-        score(plan.questions[i]);
-      } else {
-        generate(plan.questions[i]);
-      }
-      line.show([&] {
-        const auto part = static_cast<double>(i + 1) / static_cast<double>(plan.questions.size());
-        return task_.name + ": " + std::to_string(i + 1) + " of " + std::to_string(plan.questions.size()) +
-               " questions, " + std::to_string(std::lround(line.seconds() * (1 - part) / part)) + " s left";
-      });
+      generate(plan.questions[i]);
+      show_progress(line, task_, i + 1, plan.questions.size());
     }
     wait(1);
     return std::move(answers_);
@@ -183,21 +202,6 @@ class Asking {
     infer::RequestId request = 0;
     bool over = false;
   };
-
-  void score(const Question& question) {
-    infer::Request request{.prompt = question.tokens, .max_tokens = 0, .top_logprobs = 1, .prompt_logprobs = true};
-    infer::Sink sink;
-    sink.on_prompt = [this, scored = static_cast<std::size_t>(question.scored),
-                      place = question.answer](const std::vector<infer::TokenEvent>& events) {
-      const std::lock_guard lock(mutex_);
-      auto& answer = answers_[place];
-      for (auto i = events.size() - scored; i < events.size(); ++i) {
-        answer.log_likelihood += events[i].logprob;
-        answer.greedy = answer.greedy && !events[i].top.empty() && events[i].top[0].token == events[i].token;
-      }
-    };
-    submit(std::move(request), std::move(sink), question.answer);
-  }
 
   void generate(const Question& question) {
     infer::Request request{.prompt = question.tokens, .max_tokens = task_.max_tokens};
@@ -226,7 +230,7 @@ class Asking {
   void submit(infer::Request request, infer::Sink sink, std::size_t place) {
     sink.on_end = [this, place](infer::Finish, const infer::Usage&, const std::string& error) {
       const std::lock_guard lock(mutex_);
-      if (generating_[place].decoder && !generating_[place].over) add(place, generating_[place].decoder->finish());
+      if (!generating_[place].over) add(place, generating_[place].decoder->finish());
       if (error_.empty()) error_ = error;
       --running_;
       changed_.notify_all();
@@ -334,15 +338,48 @@ std::vector<Task> read_tasks(const Arguments& arguments) {
   return tasks;
 }
 
-/// Of all questions, what is generated included.
+/// Of all questions that are answered by generating, with what is generated.
 std::int64_t longest(const std::vector<Task>& tasks, const std::vector<Plan>& plans) {
   std::int64_t most = 1;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
+    if (!tasks[i].generates()) continue;
     for (const auto& question : plans[i].questions) {
-      most = std::max(most, std::ssize(question.tokens) + (question.scored > 0 ? 0 : tasks[i].max_tokens));
+      most = std::max(most, std::ssize(question.tokens) + tasks[i].max_tokens);
     }
   }
   return most;
+}
+
+struct Answered {
+  std::vector<Answer> answers{};
+  double seconds = 0;
+};
+
+/// Every task's answers: first of those that are scored, with the model itself; then the engine takes it over and
+/// continues the others.
+std::vector<Answered> ask(const std::vector<Task>& tasks, const std::vector<Plan>& plans, models::Decoder decoder,
+                          const data::Tokenizer& tokenizer, std::int64_t batch) {
+  std::vector<Answered> answered(tasks.size());
+  const auto each = [&](bool generates, const auto& answer) {
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      if (tasks[i].generates() != generates) continue;
+      const LiveLine clock;
+      answered[i].answers = answer(tasks[i], plans[i]);
+      answered[i].seconds = clock.seconds();
+      std::fprintf(
+          stderr, "gka: %s, %zu items in %.1f s%s\n", tasks[i].name.c_str(), tasks[i].items.size(), answered[i].seconds,
+          plans[i].cut > 0 ? (", " + std::to_string(plans[i].cut) + " cut to the model's length").c_str() : "");
+    }
+  };
+  each(false,
+       [&](const Task& task, const Plan& plan) { return score(decoder, task, plan, usual_pass(decoder.device())); });
+  if (std::ranges::none_of(tasks, &Task::generates)) return answered;
+  const auto engine = infer::make_engine(
+      std::move(decoder), {.slots = batch, .context = longest(tasks, plans), .snapshot_bytes = -1, .queue = 2 * batch});
+  each(true, [&](const Task& task, const Plan& plan) {
+    return Asking(*engine, tokenizer, task, static_cast<std::size_t>(batch)).run(plan);
+  });
+  return answered;
 }
 
 int run(const Arguments& arguments) {
@@ -360,18 +397,12 @@ int run(const Arguments& arguments) {
   for (const auto& task : tasks) plans.push_back(plan_of(reader, task));
 
   const auto batch = arguments.batch > 0 ? arguments.batch : arguments.model.device == "cpu" ? 16 : 128;
-  const auto engine = infer::make_engine(
-      std::move(decoder), {.slots = batch, .context = longest(tasks, plans), .snapshot_bytes = -1, .queue = 2 * batch});
+  const auto answers = ask(tasks, plans, std::move(decoder), tokenizer, batch);
   std::vector<Result> results;
   std::string samples;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    const LiveLine clock;
-    const auto answers = Asking(*engine, tokenizer, tasks[i], static_cast<std::size_t>(batch)).run(plans[i]);
-    results.push_back({&tasks[i], measure(tasks[i], answers), plans[i].cut, clock.seconds()});
-    if (!arguments.samples.empty()) samples += sample_lines(tasks[i], answers);
-    std::fprintf(stderr, "gka: %s, %zu items in %.1f s%s\n", tasks[i].name.c_str(), tasks[i].items.size(),
-                 results.back().seconds,
-                 plans[i].cut > 0 ? (", " + std::to_string(plans[i].cut) + " cut to the model's length").c_str() : "");
+    results.push_back({&tasks[i], measure(tasks[i], answers[i].answers), plans[i].cut, answers[i].seconds});
+    if (!arguments.samples.empty()) samples += sample_lines(tasks[i], answers[i].answers);
   }
   if (!arguments.samples.empty()) write_text(arguments.samples, samples);
   std::cout << (arguments.json ? to_json(arguments, max_length, results).dump(2) + "\n" : to_table(results));
@@ -393,7 +424,7 @@ Action declare_eval(CLI::App& app) {
                  "Tokens the model reads at a time (its max_position_embeddings); longer contexts lose their beginning")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
-  app.add_option("--batch", arguments->batch, "Sequences at a time (16 on the CPU, else 128)")
+  app.add_option("--batch", arguments->batch, "Answers generated at a time (16 on the CPU, else 128)")
       ->check(CLI::PositiveNumber)
       ->type_name("N");
   app.add_option("--samples", arguments->samples, "Write every item's answer to a file of JSON lines")

@@ -228,3 +228,18 @@ def test_a_file_that_is_wrong_is_one_sentence_that_says_where(model, tmp_path, l
     done = call("eval", model, "--tokenizer", "bytes", "--tasks", path)
     assert done.returncode == 1 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and said in done.stderr and "bad.jsonl" in done.stderr
+
+
+def test_packed_scores_are_the_engines(model, tmp_path):
+    sequences = ["5 6 7 8 9 10 11 12 13 14 15 16", "70", "7 8", " ".join(str(i % 200) for i in range(90))]
+    (tmp_path / "some").write_text("\n".join(sequences) + "\n")
+    command = ["score", model, "--ids", tmp_path / "some", "--per-token"]
+    for more in [], ["--window", 20, "--overlap", 7]:
+        found = []
+        for packed in [], ["--packed", 30]:
+            done = call(*command, *more, *packed)
+            assert done.returncode == 0, done.stderr
+            found.append([one["log_probabilities"] for one in json.loads(done.stdout)["sequences"]])
+        assert [len(values) for values in found[1]] == [len(values) for values in found[0]]
+        for values, wanted in zip(*found, strict=True):
+            assert values == pytest.approx(wanted, rel=1e-5)

@@ -1,0 +1,153 @@
+"""results.md and lm-SIZE-CORPUS.png from results.jsonl."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from sizes import LAYERS
+from sweep import ROOT, Results
+
+sys.path.insert(0, str(ROOT / "experiments"))
+
+from console import write_atomically
+
+CHOICES = {  # the metric that the paper's table has
+    "arc_challenge": "acc_norm", "arc_easy": "acc", "boolq": "acc", "copa": "acc", "hellaswag": "acc_norm",
+    "lambada": "acc", "openbookqa": "acc_norm", "piqa": "acc", "sciq": "acc", "winogrande": "acc",
+    "squad": "contains", "rfc_headers": "contains",
+}  # fmt: skip
+Group = tuple[str, str, str]  # size, corpus, match
+
+
+def finals(results: Results) -> dict[Group, dict[str, list[dict]]]:
+    """The measured runs of each table, by layer, in the order of LAYERS."""
+    groups: dict[Group, dict[str, list[dict]]] = {}
+    for result in results.values():
+        if result.get("stage") == "final" and "measures" in result:
+            group = (result["size"], result["corpus"], result["match"])
+            groups.setdefault(group, {}).setdefault(result["layer"], []).append(result)
+    return {
+        group: {layer: groups[group][layer] for layer in LAYERS if layer in groups[group]} for group in sorted(groups)
+    }
+
+
+def average(runs: list[dict], value: Callable[[dict], float | None]) -> float | None:
+    found = [v for run in runs if (v := value(run)) is not None]
+    return statistics.fmean(found) if found else None
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def losses(layers: dict[str, list[dict]]) -> str:
+    """By source, on what was seen and the rest, and what it cost."""
+    first = next(iter(layers.values()))[0]["measures"]["held_out"]
+    sources, kinds = list(first["source"]), list(first["kind"])
+    rows = []
+    for layer, runs in layers.items():
+        held = [run["measures"]["held_out"] for run in runs]
+        spread = held[0]["all"]["stderr"]
+        rows.append([
+            LAYERS[layer].title,
+            f"{runs[0]['parameters'] / 1e6:.1f}M",
+            f"{runs[0]['rate']:g}",
+            str(len(runs)),
+            f"{average(held, lambda h: h['all']['loss']):.3f} ±{spread:.3f}",
+            *(number(average(held, lambda h, s=s: h["source"][s]["loss"])) for s in sources),
+            *(number(average(held, lambda h, k=k: h["kind"][k]["loss"])) for k in kinds),
+            f"{average(runs, lambda r: r['tokens_per_second']) / 1e3:,.0f}k",
+        ])  # fmt: skip
+    return markdown(["layer", "parameters", "rate", "seeds", "loss", *sources, *kinds, "tokens/s"], rows)
+
+
+def tasks(layers: dict[str, list[dict]]) -> str:
+    found = [runs[0]["measures"].get("tasks") or {} for runs in layers.values()]
+    names = [name for name in CHOICES if any(name in one for one in found)]
+    rows = []
+    for (layer, _), one in zip(layers.items(), found, strict=True):
+        cells = []
+        for name in names:
+            metric = one.get(name, {}).get(CHOICES[name])
+            cells.append(f"{metric['value']:.3f} ±{metric['stderr']:.3f}" if metric else "–")
+        bits = one.get("enwik8", {}).get("bits_per_byte")
+        rows.append([LAYERS[layer].title, f"{bits['value']:.3f} ±{bits['stderr']:.3f}" if bits else "–", *cells])
+    return markdown(["layer", "enwik8, bits per byte", *names], rows)
+
+
+def bits(layers: dict[str, list[dict]]) -> str:
+    """enwik8 by bytes: bits of each of its last 5,000,000."""
+    rows = []
+    for layer, runs in layers.items():
+        value = average(runs, lambda r: r["measures"]["held_out"]["all"]["loss"]) / math.log(2)
+        cells = [f"{runs[0]['parameters'] / 1e6:.1f}M", f"{runs[0]['rate']:g}", str(len(runs)), f"{value:.3f}"]
+        rows.append([LAYERS[layer].title, *cells])
+    return markdown(["layer", "parameters", "rate", "seeds", "bits per byte"], rows)
+
+
+def rates(results: Results, group: Group) -> str:
+    """Loss on the last half percent of the training text after a fifth of the tokens."""
+    tried: dict[str, dict[float, float | None]] = {}
+    for result in results.values():
+        if result.get("stage") == "rate" and (result["size"], result["corpus"], result["match"]) == group:
+            tried.setdefault(result["layer"], {})[result["rate"]] = result["valid_loss"]
+    columns = sorted({rate for found in tried.values() for rate in found})
+    rows = [
+        [LAYERS[layer].title, *(number(tried[layer].get(rate)) for rate in columns)]
+        for layer in LAYERS
+        if layer in tried
+    ]
+    return markdown(["layer", *(f"{rate:g}" for rate in columns)], rows)
+
+
+def draw(layers: dict[str, list[dict]], title: str, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    for layer, runs in layers.items():
+        held = runs[0]["measures"]["held_out"]
+        name = LAYERS[layer].title
+        curve = runs[0]["curve"]
+        axes[0].plot([point[0] for point in curve], [point[1] for point in curve], label=name, linewidth=1)
+        places = [int(key.split("-")[1]) + 1 for key in held["position"]]
+        axes[1].plot(places, list(held["position"].values()), marker="o", markersize=3, label=name)
+        kinds = [kind for kind in held["kind"] if kind != "seen" and held["kind"][kind]["loss"] is not None]
+        axes[2].plot(kinds, [held["kind"][kind]["loss"] for kind in kinds], marker="o", linestyle="", label=name)
+    axes[0].set(xlabel="step", ylabel="training loss")
+    axes[1].set(xlabel="position in the context, up to", ylabel="held-out loss", xscale="log")
+    axes[2].set(ylabel="held-out loss", xlabel="the pair stood earlier in the context")
+    axes[0].legend(fontsize=8)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def write_report(results: Results, folder: Path) -> None:
+    parts = ["# Results\n\nWritten by `run.py report` from `results.jsonl`.\n"]
+    for group, layers in finals(results).items():
+        size, corpus, match = group
+        runs = [run for many in layers.values() for run in many]
+        tokens, device, date = runs[0]["tokens"], runs[0]["device"], max(run["date"] for run in runs)
+        parts.append(f"## {size}, {corpus}, same {match}\n\n{tokens / 1e6:.0f}M tokens; {device}, {date}.\n")
+        if corpus == "enwik8":
+            parts.append(bits(layers))
+        else:
+            parts += [losses(layers), tasks(layers)]
+        parts += ["Learning rates, a fifth of the tokens:\n", rates(results, group)]
+        name = f"lm-{size}-{corpus}-{match}.png"
+        write_atomically(folder / name, lambda path, l=layers, g=group: draw(l, ", ".join(g), path))
+        parts.append(f"![]({name})\n")
+    write_atomically(folder / "results.md", lambda path: path.write_text("\n".join(parts)))
+    print(f"{folder / 'results.md'} has the tables.")

@@ -1,0 +1,317 @@
+"""Trains and measures runs of a plan, one after the other, within a budget of seconds.
+
+A machine with a card is lent for minutes and keeps nothing: a run is trained and measured on it, and what comes back is
+a line of JSON. So a run is begun only if it is expected to end within the budget, by the tokens a second of runs like it;
+where that was wrong, it is stopped at the end of the budget with a checkpoint, and the next call with the same --out
+goes on with it, if the machine still is the same. If not, that run is lost, and begins anew.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import datetime
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "experiments"))
+
+from console import table  # noqa: E402
+
+PROGRAM = os.environ.get("GKA") or os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
+POINTS = 100  # of a curve that is kept
+START = 4.0  # seconds to begin and to end a run
+MARGIN = 1.1  # on what a run is expected to take
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training file without device and output, what to call it, and how fast it may be where nothing is measured."""
+
+    name: str
+    tags: dict[str, object]  # of the result: layer, size, rate, …
+    settings: dict[str, object]
+    alike: str  # runs that are as fast as this one
+    speed: float  # tokens a second on the card, where no run like it has been measured
+    measured: bool = False  # whether its weights are measured when it has ended
+    start_from: str = ""  # the run whose weights it begins with; on the same machine
+
+    @property
+    def tokens(self) -> int:
+        settings = self.settings
+        return settings["tokens"] if "tokens" in settings else settings["steps"] * settings["batch_tokens"]
+
+
+Results = dict[str, dict]
+Plan = Callable[[Results], Iterable[Run]]
+
+
+def read_results(*files: Path) -> Results:
+    """By name; of two with one name the later."""
+    lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
+    return {result["name"]: result for result in map(json.loads, lines)}
+
+
+def write_results(file: Path, results: Results) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(result) + "\n" for result in results.values()))
+
+
+def device_name(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0]
+    except (OSError, IndexError):
+        return "cpu"
+
+
+# ---- What a run is expected to take
+
+
+def measured_speed(results: Results, run: Run, device: str) -> float | None:
+    alike = [r["tokens_per_second"] for r in results.values() if r["alike"] == run.alike and r["device"] == device]
+    return statistics.median(alike) if alike else None
+
+
+def expected(results: Results, run: Run, device: str, evaluation: float) -> float:
+    """Seconds of a run, its evaluation included."""
+    speed = measured_speed(results, run, device) or run.speed
+    known = [r["evaluation_seconds"] for r in results.values() if r.get("evaluation_seconds") and r["device"] == device]
+    measuring = (statistics.median(known) if known else evaluation) if run.measured else 0
+    return MARGIN * run.tokens / speed + START + measuring
+
+
+def show_plan(runs: Iterable[Run], results: Results, device: str, evaluation: float) -> None:
+    rows, total = [], 0.0
+    for run in runs:
+        done = run.name in results
+        seconds = expected(results, run, device, evaluation)
+        total += 0 if done else seconds
+        speed = measured_speed(results, run, device)
+        rate = f"{(speed or run.speed) / 1e3:,.0f}k" + ("" if speed else "?")
+        rows.append([run.name, f"{run.tokens / 1e6:.1f}M", rate, "done" if done else f"{seconds:.0f}"])
+    print(table(["run", "tokens", "tokens/s", "seconds"], rows))
+    print(f"{total:.0f} s for what is not done. A ? is a guess: no run like it has been measured on {device}.")
+
+
+# ---- Training
+
+
+class Trainer:
+    """A process that trains one file after the other, so that starting torch and the card is paid once."""
+
+    def __init__(self, log: Path):
+        self.log = log
+        self.process: subprocess.Popen | None = None
+        self.stopping = False
+
+    def _start(self, *command: str, listens: bool) -> subprocess.Popen:
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [PROGRAM, "train", *command],
+                stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        if self.stopping:
+            self.stop()
+        return self.process
+
+    def train(self, file: Path, folder: Path) -> str:
+        """finished, stopped or diverged."""
+        if (folder / "latest").exists():
+            process = self._start(str(folder), "--resume", listens=False)
+            text, self.process = process.communicate()[0], None
+            return self._outcome("finished" if process.returncode == 0 else text, file)
+        if self.process is None or self.process.poll() is not None:
+            self._start("-", "--no-verify", listens=True)
+        try:
+            print(file, file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # it has just been stopped
+        return self._outcome(self.process.stdout.readline().strip(), file)
+
+    def _outcome(self, answer: str, file: Path) -> str:
+        if answer.startswith("finished"):
+            return "finished"
+        if "the loss is" in answer:
+            return "diverged"
+        if self.stopping:
+            return "stopped"
+        raise SystemExit(f"sweep: {answer or 'gka train ended'} ({file.name}; {self.log} has more)")
+
+    def stop(self) -> None:
+        self.stopping = True
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        if self.process and self.process.poll() is None:
+            self.process.stdin.close()
+            self.process.wait()
+
+
+def parameters_of(folder: Path) -> int:
+    """Without the embedding, from the checkpoint's own list of tensors."""
+    with (folder / "latest" / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    total = 0
+    for name, tensor in header.items():
+        if name != "__metadata__" and "embed_tokens" not in name and "lm_head" not in name:
+            count = 1
+            for side in tensor["shape"]:
+                count *= side
+            total += count
+    return total
+
+
+def curve_of(lines: list[dict]) -> list[list[float]]:
+    """[step, loss, length of the gradient]: means of neighbouring steps, the largest gradient of them."""
+    width = max(1, -(-len(lines) // POINTS))
+    curve = []
+    for i in range(0, len(lines), width):
+        piece = lines[i : i + width]
+        loss = statistics.fmean(line["loss"] for line in piece)
+        curve.append([piece[-1]["step"], round(loss, 4), round(max(line["gradient_norm"] for line in piece), 4)])
+    return curve
+
+
+@dataclass
+class Sweep:
+    """`measure` gets a run and its folder and returns what is to be kept."""
+
+    plan: Plan
+    measure: Callable[[Run, Path], dict]
+    folder: Path
+    results: Results
+    device: str
+    budget: float
+    evaluation: float  # seconds of a measurement, where none is known
+    keep_weights: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file = self.folder / "results.jsonl"
+        self.name = device_name(self.device)
+        self.trainer = Trainer(self.folder / "train.log")
+        self.lock = threading.Lock()
+        self.busy: set[str] = set()
+
+    def left(self) -> float:
+        return self.budget - (time.monotonic() - self.began)
+
+    def _next(self) -> Run | None:
+        """The first of the plan that fits; one that is half done before all others."""
+        with self.lock:
+            open_ones = [
+                run for run in self.plan(self.results) if run.name not in self.results | dict.fromkeys(self.busy)
+            ]
+            open_ones = [run for run in open_ones if not run.start_from or self._weights(run.start_from)]
+            open_ones.sort(key=lambda run: not (self._folder(run) / "latest").exists())
+            for run in open_ones:
+                if expected(self.results, run, self.name, self.evaluation) <= self.left():
+                    self.busy.add(run.name)
+                    return run
+        return None
+
+    def _folder(self, run: Run) -> Path:
+        return self.folder / "runs" / run.name
+
+    def _weights(self, name: str) -> bool:
+        return (self.folder / "runs" / name / "latest").exists()
+
+    def run(self) -> int:
+        """The number of runs done."""
+        before = len(self.results)
+        evaluation = min(self.evaluation, self.budget / 2)
+        alarm = threading.Timer(max(0.0, self.budget - evaluation), self.trainer.stop)
+        alarm.daemon = True
+        alarm.start()
+        with concurrent.futures.ThreadPoolExecutor(1) as measuring:  # beside the next training
+            waiting = []
+            try:
+                while not self.trainer.stopping and (run := self._wait_for_next(waiting)):
+                    if result := self._train(run):
+                        waiting.append(measuring.submit(self._finish, run, result))
+            finally:
+                alarm.cancel()
+                self.trainer.end()
+            for one in waiting:
+                one.result()
+        return len(self.results) - before
+
+    def _wait_for_next(self, waiting: list[concurrent.futures.Future]) -> Run | None:
+        """Where what comes next depends on a result, waits for those that are being measured."""
+        while True:
+            for one in waiting:
+                if one.done():
+                    one.result()
+            if run := self._next():
+                return run
+            if all(one.done() for one in waiting):
+                return None
+            concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED, timeout=1)
+
+    def _train(self, run: Run) -> dict | None:
+        folder = self._folder(run)
+        if not (folder / "latest").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = folder.parent / f"{run.name}.json"
+        settings = {**run.settings, "device": self.device, "output": str(folder.resolve())}
+        if run.start_from:
+            settings["from"] = str((self.folder / "runs" / run.start_from).resolve())
+        file.write_text(json.dumps(settings, indent=1))
+        began = time.monotonic()
+        outcome = self.trainer.train(file, folder)
+        if outcome == "stopped":
+            print(f"{run.name}: stopped at the end of the budget", file=sys.stderr)
+            return None
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        speeds = [line["tokens_per_second"] for line in lines[len(lines) // 4 :]] or [0.0]
+        held = [line["eval_loss"] for line in lines if "eval_loss" in line]
+        return {
+            "name": run.name,
+            **run.tags,
+            "alike": run.alike,
+            "tokens": lines[-1]["tokens"],
+            "valid_loss": None if outcome == "diverged" else held[-1],
+            "curve": curve_of(lines),
+            "tokens_per_second": round(statistics.median(speeds)),
+            "memory_bytes": max(line["memory_bytes"] for line in lines),
+            "seconds": round(time.monotonic() - began, 1),
+            "parameters": parameters_of(folder) if outcome == "finished" else None,
+            "device": self.name,
+            "date": datetime.date.today().isoformat(),
+        }
+
+    def _finish(self, run: Run, result: dict) -> None:
+        folder = self._folder(run)
+        if run.measured and result["valid_loss"] is not None:
+            began = time.monotonic()
+            result["measures"] = self.measure(run, folder)
+            result["evaluation_seconds"] = round(time.monotonic() - began, 1)
+        with self.lock:
+            self.results[run.name] = result
+            self.busy.discard(run.name)
+            with self.file.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+        if not self.keep_weights:
+            shutil.rmtree(folder, ignore_errors=True)
+        loss = "diverged" if result["valid_loss"] is None else f"{result['valid_loss']:.4f}"
+        print(f"{run.name}: {loss}, {result['tokens_per_second']:,} tokens/s, {result['seconds']:.0f} s, "
+              f"{self.left():.0f} s left", file=sys.stderr, flush=True)  # fmt: skip

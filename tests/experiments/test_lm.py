@@ -1,0 +1,120 @@
+"""experiments/lm: what is measured is what it says, models are as large as each other, and a slice works from end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "lm"
+sys.path.insert(0, str(FOLDER))
+
+import measure
+import pack
+import report
+import sweep
+from sizes import LAYERS, SIZES, model
+
+PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
+
+
+def test_a_pair_seen_before_is_found_with_its_distance():
+    windows = np.array([[5, 6, 7, 5, 6, 9, 5, 6]])
+    frequent = np.array([6 * 100 + 9])
+    assert measure.distances(windows[0], 100).tolist() == [0, 0, 0, 3, 0, 0, 3]
+    found = measure.kinds(windows, frequent, 100)
+    assert found["seen"].tolist() == [[False, False, False, True, False, False, True]]
+    assert not (found["seen"] & found["rest"]).any() and (found["seen"] | found["rest"]).all()
+    assert not measure.kinds(windows, np.array([5 * 100 + 6]), 100)["seen"].any(), "a frequent pair needs no memory"
+
+
+def test_what_an_rfc_says_of_itself_is_asked_for_and_stands_in_the_context():
+    text = "Network Working Group                                          R. Kermode\nRequest for Comments: 3269\n"
+    text += " " * 50 + "April 2002\n\nA Title\n\n" + "words " * 2000
+    items = pack.header_items(text)
+    assert [item["answers"][0] for item in items] == ["3269", "April 2002", "R. Kermode"]
+    assert all(item["answers"][0] in item["context"] and len(item["context"]) < 4200 for item in items)
+
+
+def test_a_run_that_does_not_fit_into_the_budget_is_not_begun():
+    run = sweep.Run("a", {}, {"steps": 100, "batch_tokens": 1000}, alike="x", speed=1000)
+    assert sweep.expected({}, run, "cpu", 0) > 100
+    results = {"b": {"alike": "x", "device": "cpu", "tokens_per_second": 100_000}}
+    assert sweep.expected(results, run, "cpu", 0) < 10, "runs like it were faster"
+    assert sweep.expected(results, run, "another", 0) > 100
+
+
+@pytest.mark.parametrize("size", ["12m", "50m"])
+def test_matched_layers_have_as_many_parameters_as_gka(size):
+    gka = pytest.importorskip("gka")
+
+    def count(layer: str) -> int:
+        small = model(size, layer, vocabulary=64)
+        return sum(p.numel() for p in gka.models.Decoder(small, device="meta").parameters()) - 64 * small["hidden_size"]
+
+    wanted = count("gka")
+    assert wanted == pytest.approx(1e6 * int(SIZES[size].title.removesuffix("M")), rel=0.03)
+    for layer in LAYERS:
+        assert count(layer) == pytest.approx(wanted, rel=0.015), layer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """What experiments/data leaves, of two sources of made-up prose and a tokenizer learned from it."""
+    folder = tmp_path_factory.mktemp("data")
+    draw = random.Random(0)
+    words = ["".join(draw.choice("abcdefgh") for _ in range(draw.randrange(2, 6))) for _ in range(60)]
+
+    def line(count: int) -> str:
+        return json.dumps({"text": " ".join(draw.choice(words) for _ in range(count))}) + "\n"
+
+    for part in ("text", "tasks", "gpt2"):
+        (folder / part).mkdir()
+    for source in ("prose", "rfc"):
+        for name, documents in (("train", 30), ("test", 2)):
+            (folder / "text" / f"{source}.{name}.jsonl").write_text("".join(line(1500) for _ in range(documents)))
+    with (folder / "text" / "rfc.test.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "Request for Comments: 7\n\n" + "abc " * 300}) + "\n")
+    items = [{"context": "abc de", "choices": ["fg", "hh"], "answer": i % 2} for i in range(6)]
+    about = {"task": "piqa", "kind": "choice"}
+    (folder / "tasks" / "piqa.jsonl").write_text("".join(json.dumps(item) + "\n" for item in [about, *items]))
+    command = [PROGRAM, "tokenizer", "train", folder / "text" / "prose.train.jsonl", "--vocab-size", "300"]
+    subprocess.run([*command, "--special", "<|endoftext|>", "--out", folder / "gpt2" / "tokenizer.json"], check=True)
+    return folder
+
+
+def call(*command):
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_slice_packs_trains_and_measures_and_the_next_one_knows_what_is_done(data, tmp_path):
+    sources = ["--sources", "prose", "rfc"]
+    call(FOLDER / "pack.py", "pack", "--data", data, "--out", tmp_path / "packs", *sources)
+    packs = sorted((tmp_path / "packs").iterdir())
+    assert [path.name for path in packs] == ["lm-1.tar", "lm-2.tar"]
+    call(FOLDER / "pack.py", "unpack", *packs, "--out", tmp_path / "data")
+    plan = ["--size", "toy", "--only", "gka", "--data", tmp_path / "data", "--out", tmp_path / "out", "--items", "4"]
+    plan += ["--windows", "4"]
+    call(FOLDER / "run.py", "run", *plan, "--tokens", "2560")
+    results = sweep.read_results(tmp_path / "out" / "results.jsonl")
+    rates = {r["rate"]: r["valid_loss"] for r in results.values() if r["stage"] == "rate"}
+    (final,) = (r for r in results.values() if r["stage"] == "final")
+    assert len(rates) == 2 and final["rate"] == min(rates, key=rates.get)
+    held_out = final["measures"]["held_out"]
+    by_source = held_out["source"].values()
+    assert {"prose", "rfc"} == set(held_out["source"])
+    mean = sum(s["loss"] * s["tokens"] for s in by_source) / sum(s["tokens"] for s in by_source)
+    assert held_out["all"]["loss"] == pytest.approx(mean)
+    assert final["measures"]["tasks"]["piqa"]["items"] == 4
+    report.write_report(results, tmp_path)
+    assert f"{held_out['all']['loss']:.3f}" in (tmp_path / "results.md").read_text()
+    again = call(FOLDER / "run.py", "run", *plan, "--tokens", "2560")
+    assert again.stderr.startswith("0 runs done, 0 left")
