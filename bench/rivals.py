@@ -1,9 +1,9 @@
 """The rivals' memories on this machine's GPU: how exact and how fast, beside flash-linear-attention where it is there.
 
-Gated DeltaNet, DeltaNet, and linear attention with one decay per head (the memory of Mamba2 and RetNet), 8 heads, keys
-of 128, values of 128 and 256, bfloat16, gates in float32, gradients for all inputs. Accuracy against the recurrence in
-float64, T = 256, on the same rounded inputs; times as bench/gpu.py takes them, both sides in one run. --beside names a
-checkout of flash-linear-attention.
+Gated DeltaNet, DeltaNet, and linear attention with one decay per head (the memory of Mamba2 and RetNet); with a decay
+per channel Kimi Delta Attention and gated linear attention; 8 heads, keys of 128, values of 128 and 256, bfloat16, gates
+in float32, gradients for all inputs. Accuracy against the recurrence in float64, T = 256, on the same rounded inputs;
+times as bench/gpu.py takes them, both sides in one run. --beside names a checkout of flash-linear-attention.
 
 Prints the tables and writes them to docs/benchmarks.md.
 """
@@ -38,12 +38,15 @@ class Memory:
     delta: bool
     decay: bool
     beta: bool
+    per_channel: bool = False
 
 
 MEMORIES = (
     Memory("Gated DeltaNet", delta=True, decay=True, beta=True),
     Memory("DeltaNet", delta=True, decay=False, beta=True),
     Memory("decayed linear attention", delta=False, decay=True, beta=False),
+    Memory("Kimi Delta Attention", delta=True, decay=True, beta=True, per_channel=True),
+    Memory("gated linear attention", delta=False, decay=True, beta=False, per_channel=True),
 )
 
 
@@ -54,11 +57,12 @@ def inputs(memory: Memory, batch: int, tokens: int, values: int, seed: int, devi
     def normal(size: int) -> Tensor:
         return torch.randn(batch, tokens, HEADS, size, generator=source, device=device)
 
-    def uniform() -> Tensor:
-        return torch.rand(batch, tokens, HEADS, generator=source, device=device)
+    def uniform(*size: int) -> Tensor:
+        return torch.rand(batch, tokens, HEADS, *size, generator=source, device=device)
 
     q, k = (F.normalize(F.silu(normal(KEYS)), dim=-1).bfloat16() for _ in range(2))
-    gates = [-1e-3 * 50 ** uniform()] * memory.decay + [uniform()] * memory.beta
+    channels = [KEYS] * memory.per_channel
+    gates = [-1e-3 * 50 ** uniform(*channels)] * memory.decay + [uniform()] * memory.beta
     return [q, k, normal(values).bfloat16(), *gates]
 
 
@@ -73,8 +77,14 @@ def ours(memory: Memory) -> Callable[..., Tensor]:
 def theirs(memory: Memory) -> Callable[..., Tensor]:
     from fla.ops.delta_rule import chunk_delta_rule
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.gla import chunk_gla
+    from fla.ops.kda import chunk_kda
     from fla.ops.simple_gla import chunk_simple_gla
 
+    if memory.per_channel and memory.delta:
+        return lambda q, k, v, g, beta: chunk_kda(q, k, v, g=g, beta=beta, scale=SCALE)[0]
+    if memory.per_channel:
+        return lambda q, k, v, g: chunk_gla(q, k, v, g=g, scale=SCALE)[0]
     if memory.delta and memory.decay:
         return lambda q, k, v, g, beta: chunk_gated_delta_rule(q, k, v, g=g, beta=beta, scale=SCALE)[0]
     if memory.delta:
@@ -91,7 +101,7 @@ def recurrence(memory: Memory, q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) 
     answers = []
     for t in range(q.shape[1]):
         if decay is not None:
-            state = decay[:, t, :, None, None] * state
+            state = decay[:, t].reshape(q.shape[0], HEADS, -1, 1) * state
         write = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], state) if memory.delta else v[:, t]
         write = write * beta[:, t, :, None] if beta is not None else write
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], write)

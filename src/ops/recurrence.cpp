@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/checks.h"
 #include "ops/recurrence_paths.h"
 
 namespace gka::ops {
@@ -87,6 +88,14 @@ struct Recur : torch::autograd::Function<Recur> {
   }
 };
 
+/// The kernels read gates by the sizes of q.
+void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& q, bool per_channel) {
+  if (!gate.defined() || gate.sizes() == q.sizes().slice(0, 3) || (per_channel && gate.sizes() == q.sizes())) return;
+  const auto shape = [](at::IntArrayRef sizes) { return c10::str(sizes); };
+  fail_value(std::string("chunked_delta_rule: ") + name + " takes the shape " + shape(q.sizes().slice(0, 3)) +
+             (per_channel ? " or " + shape(q.sizes()) : "") + ", got " + shape(gate.sizes()));
+}
+
 bool needs_gradient(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
 
 }  // namespace
@@ -120,12 +129,14 @@ std::tuple<at::Tensor, at::Tensor> chunked_delta_rule(const at::Tensor& q, const
                      .scale = scale};
   if (!kChunkedRecurrence.takes(r)) {
     throw c10::NotImplementedError(
-        "chunked_delta_rule: q, k and v take bfloat16 on a GPU, widths that are multiples of 8, keys of at most 128 "
-        "and one "
-        "decay per head, got " +
+        "chunked_delta_rule: q, k and v take bfloat16 on a GPU, widths that are multiples of 8 and keys of at most "
+        "128, "
+        "got " +
         std::string(c10::toString(q.scalar_type())) + " on " + q.device().str() + " with keys of " +
         std::to_string(q.size(-1)) + " and values of " + std::to_string(v.size(-1)));
   }
+  check_gate("log_decay", r.log_decay, q, true);
+  check_gate("beta", r.beta, q, false);
   auto result = recurrence(r, RecurrencePath::chunks, output_final_state);
   return {result.o, output_final_state ? result.final : at::empty({0}, q.options().dtype(at::kFloat))};
 }

@@ -25,7 +25,7 @@ struct Recurrence {
 };
 
 /// Which kernels compute it. `tokens` takes any floating type but float64 and widens it; `chunks` takes bfloat16 q, k
-/// and v with one decay per head.
+/// and v.
 enum class RecurrencePath : std::uint8_t { none, tokens, chunks };
 
 /// The one to take, for sequences of which the longest has so many tokens; none: there is no kernel for it, or there

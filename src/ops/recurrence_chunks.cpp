@@ -22,18 +22,19 @@ bool runs_on(const at::Tensor& x) {
 
 bool takes(const Recurrence& r) {
   const auto half = [](const at::Tensor& x) { return x.scalar_type() == at::kBFloat16 && x.size(-1) % 8 == 0; };
-  return kHasCuda && r.q.is_cuda() && half(r.q) && half(r.k) && half(r.v) && !is_per_channel(r) && r.q.numel() > 0 &&
-         r.v.numel() > 0 && r.q.size(-1) <= ChunkedMemory::kMaxKeys && runs_on(r.q);
+  return kHasCuda && r.q.is_cuda() && half(r.q) && half(r.k) && half(r.v) && r.q.numel() > 0 && r.v.numel() > 0 &&
+         r.q.size(-1) <= ChunkedMemory::kMaxKeys && runs_on(r.q);
 }
+
+bool is_aligned(const at::Tensor& x) { return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0; }
 
 /// Rows of whole vectors, and batch rows one behind the other. Heads may share their numbers.
 bool is_readable(const at::Tensor& x) {
   const auto whole = [](std::int64_t stride) { return stride % 8 == 0; };
   return x.stride(3) == 1 && whole(x.stride(2)) && whole(x.stride(1)) &&
-         (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1)) &&
-         reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+         (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1)) && is_aligned(x);
 }
-at::Tensor readable(const at::Tensor& x) { return is_readable(x) ? x : x.contiguous(); }
+at::Tensor readable(const at::Tensor& x) { return is_readable(x) ? x : x.clone(at::MemoryFormat::Contiguous); }
 
 Recurrence prepare(const Recurrence& r) {
   Recurrence p = r;
@@ -41,6 +42,7 @@ Recurrence prepare(const Recurrence& r) {
   for (auto* x : {&p.log_decay, &p.beta, &p.initial}) {
     if (x->defined()) *x = x->to(at::kFloat).contiguous();
   }
+  if (is_per_channel(p) && !is_aligned(p.log_decay)) p.log_decay = p.log_decay.clone();
   return p;
 }
 
@@ -50,6 +52,7 @@ MemoryRows rows(const at::Tensor& x) {
 
 ChunkedMemory call_of(const Recurrence& r) {
   auto call = sizes_of<ChunkedMemory>(r);
+  call.per_channel = is_per_channel(r);
   call.q = rows(r.q);
   call.k = rows(r.k);
   call.v = rows(r.v);

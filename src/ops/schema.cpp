@@ -141,7 +141,8 @@ TORCH_LIBRARY(gka, m) {
       "gated_rms_norm_backward(Tensor x, Tensor? gate, Tensor? weight, str activation, float eps, Tensor d_y, "
       "bool[] needs) -> (Tensor d_x, Tensor d_gate, Tensor d_weight)");
 
-  // Gated DeltaNet's rule (delta=False: linear attention's) in chunks on a GPU's tensor cores.
+  // Gated DeltaNet's rule (delta=False: linear attention's) in chunks on a GPU's tensor cores; a log_decay of q's shape
+  // has one for each key channel, as Kimi Delta Attention's and gated linear attention's.
   m.def(
       "chunked_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, *, float scale=1.0, "
       "bool delta=True, Tensor? initial_state=None, bool output_final_state=False, Tensor? cu_seqlens=None) "

@@ -2,9 +2,11 @@
 // backward, on the same bfloat16 inputs.
 #define cuda cuda_with_threads
 #include "kernels/cuda/memory/bwd_inputs.cu"
+#include "kernels/cuda/memory/bwd_inputs_channels.cu"
 #include "kernels/cuda/memory/bwd_states.cu"
 #include "kernels/cuda/memory/chunk_states.cu"
 #include "kernels/cuda/memory/chunk_wy.cu"
+#include "kernels/cuda/memory/chunk_wy_channels.cu"
 #include "kernels/cuda/memory/memory.cu"
 #undef cuda
 
@@ -28,6 +30,15 @@ const MemoryCase kCases[]{
     {.lengths = {90}, .heads = 1, .key_dim = 32, .value_dim = 16, .strong = true},                        // decays to 0
 };
 
+const MemoryCase kChannelCases[]{
+    {.lengths = {75}, .heads = 2, .key_dim = 72, .value_dim = 24, .per_channel = true},  // Kimi Delta Attention
+    {.lengths = {77}, .heads = 1, .key_dim = 128, .value_dim = 72, .delta = false, .beta = false, .per_channel = true},
+    {.lengths = {1, 0, 83, 64}, .heads = 1, .key_dim = 24, .value_dim = 16, .packed = true, .per_channel = true},
+    {.lengths = {100}, .heads = 1, .key_dim = 128, .value_dim = 8, .strong = true, .per_channel = true},
+    {.lengths = {90}, .heads = 1, .key_dim = 32, .value_dim = 16, .per_channel = true, .weak = true},
+    {.lengths = {40}, .heads = 1, .key_dim = 64, .value_dim = 16, .delta = false, .strong = true, .per_channel = true},
+};
+
 /// The kernels on the host.
 MemoryResult run(const MemoryProblem& p) {
   const auto& c = p.c;
@@ -39,6 +50,7 @@ MemoryResult run(const MemoryProblem& p) {
                   .tokens = p.tokens(),
                   .bounds = c.packed ? p.bounds.data() : nullptr,
                   .delta = c.delta,
+                  .per_channel = c.per_channel,
                   .scale = MemoryProblem::kScale,
                   .log_decay = c.decay ? p.log_decay.data() : nullptr,
                   .beta = c.beta ? p.beta.data() : nullptr,
@@ -63,7 +75,7 @@ MemoryResult run(const MemoryProblem& p) {
   Halves t(size(places * 64 * 64)), u(size(rows * c.value_dim)), states(size(places * state));
   Halves o(u), d_u(u), d_states(states), d_q(size(rows * c.key_dim)), d_k(d_q), d_v(u);
   MemoryResult result{.final = Floats(p.initial.size()),
-                      .d_log_decay = Floats(size(rows)),
+                      .d_log_decay = Floats(size(rows * p.decays())),
                       .d_beta = Floats(size(rows)),
                       .d_initial = Floats(p.initial.size())};
   const cuda_with_threads::ChunkedMemorySaved saved{
@@ -88,14 +100,18 @@ MemoryResult run(const MemoryProblem& p) {
   return result;
 }
 
-TEST(ChunkedMemory, EqualsTheRecurrenceInFloat64AndItsGradients) {
+template <std::size_t kCount>
+void expect_recurrence(const MemoryCase (&cases)[kCount]) {
   unsigned seed = 1;
-  for (const auto& which : kCases) {
+  for (const auto& which : cases) {
     SCOPED_TRACE(seed - 1);
     const MemoryProblem p(which, seed++);
     expect_close(run(p), reference(p), p, 1e-2);
   }
 }
+
+TEST(ChunkedMemory, EqualsTheRecurrenceInFloat64AndItsGradients) { expect_recurrence(kCases); }
+TEST(ChunkedMemory, EqualsItWithDecaysPerChannel) { expect_recurrence(kChannelCases); }
 
 }  // namespace
 }  // namespace gka::kernels::test

@@ -1,6 +1,7 @@
-// Random problems for memories with one decay per head and token, and what the recurrence itself answers in float64:
+// Random problems for memories with a decay per head and token, or one for each key channel, and what the recurrence
+// itself answers in float64:
 //
-//   S ← γ S + k uᵀ,   u = β (v − γ Sᵀ k) with the delta rule, else β v,   o = scale · Sᵀ q
+//   S ← γ ∘ S + k uᵀ,   u = β (v − (γ ∘ S)ᵀ k) with the delta rule, else β v,   o = scale · Sᵀ q
 //
 // with the gradients of Σ o·do + Σ S_final·d_final.
 #pragma once
@@ -33,6 +34,8 @@ struct MemoryCase {
   bool delta = true, decay = true, beta = true, packed = false;
   bool shared_keys = false;  // all heads have the same queries and keys
   bool strong = false;       // decays down to e^(−10,000), and to 0
+  bool per_channel = false;  // a decay for each key channel
+  bool weak = false;         // hardly any decay
 };
 
 struct MemoryProblem {
@@ -67,7 +70,8 @@ struct MemoryProblem {
     k = half(draw(key_rows * c.key_dim, unit));
     v = half(draw(rows * c.value_dim, plain));
     d_o = half(draw(rows * c.value_dim, plain));
-    log_decay = draw(rows, [&](float x) {
+    log_decay = draw(rows * decays(), [&](float x) {
+      if (c.weak) return -1e-4f * x * x;
       if (!c.strong) return -0.3f * x * x;
       return x > 1 ? -std::numeric_limits<float>::infinity() : x > 0.5f ? -1e4f : -0.5f * x * x;
     });
@@ -77,6 +81,8 @@ struct MemoryProblem {
   }
 
   std::int64_t tokens() const { return bounds.back(); }
+  /// Of a head and token.
+  std::int64_t decays() const { return c.per_channel ? c.key_dim : 1; }
   std::int64_t sequences() const { return static_cast<std::int64_t>(c.lengths.size()); }
 };
 
@@ -116,7 +122,13 @@ class MemoryReference {
     return widened(x[row(t) * static_cast<std::size_t>(c_.value_dim) + static_cast<std::size_t>(j)]);
   }
   double beta(std::int64_t t) const { return c_.beta ? static_cast<double>(p_.beta[row(t)]) : 1; }
-  double decay(std::int64_t t) const { return c_.decay ? std::exp(static_cast<double>(p_.log_decay[row(t)])) : 1; }
+  /// Where key channel i's log decay stands.
+  std::size_t decay_at(std::int64_t t, std::int64_t i) const {
+    return row(t) * static_cast<std::size_t>(p_.decays()) + static_cast<std::size_t>(c_.per_channel ? i : 0);
+  }
+  double decay(std::int64_t t, std::int64_t i) const {
+    return c_.decay ? std::exp(static_cast<double>(p_.log_decay[decay_at(t, i)])) : 1;
+  }
   std::size_t at(std::int64_t i, std::int64_t j) const { return static_cast<std::size_t>(i * c_.value_dim + j); }
 
   /// v − γ Sᵀ k, or v.
@@ -127,7 +139,9 @@ class MemoryReference {
   }
 
   void forward(std::int64_t t, Doubles& s, std::vector<Doubles>& faded, std::vector<Doubles>& after) {
-    for (auto& x : s) x *= decay(t);
+    for (std::int64_t i = 0; i < c_.key_dim; ++i) {
+      for (std::int64_t j = 0; j < c_.value_dim; ++j) s[at(i, j)] *= decay(t, i);
+    }
     faded.push_back(s);
     for (std::int64_t j = 0; j < c_.value_dim; ++j) {
       const double u = beta(t) * residual(t, faded.back(), j);
@@ -144,8 +158,8 @@ class MemoryReference {
 
   void backward(std::int64_t t, const Doubles& faded, const Doubles& after, Doubles& d) {
     const auto keys = static_cast<std::size_t>(c_.key_dim);
-    Doubles d_q(keys), d_k(keys);
-    double d_beta = 0, d_decay = 0;
+    Doubles d_q(keys), d_k(keys), d_decay(keys);
+    double d_beta = 0;
     for (std::int64_t j = 0; j < c_.value_dim; ++j) {
       const double out = MemoryProblem::kScale * value(p_.d_o, t, j), r = residual(t, faded, j);
       double d_u = 0;
@@ -164,8 +178,8 @@ class MemoryReference {
           d_k[static_cast<std::size_t>(i)] -= d_r * faded[at(i, j)];
           slope -= d_r * key(p_.k, t, i);
         }
-        d_decay += slope * faded[at(i, j)];
-        slope *= decay(t);
+        d_decay[static_cast<std::size_t>(i)] += slope * faded[at(i, j)];
+        slope *= decay(t, i);
       }
     }
     for (std::size_t i = 0; i < keys; ++i) {
@@ -173,7 +187,9 @@ class MemoryReference {
       to_.d_k[row(t) * keys + i] = static_cast<float>(d_k[i]);
     }
     to_.d_beta[row(t)] = static_cast<float>(d_beta);
-    to_.d_log_decay[row(t)] = static_cast<float>(d_decay);
+    for (std::size_t i = 0; i < keys; ++i) {
+      to_.d_log_decay[decay_at(t, static_cast<std::int64_t>(i))] += static_cast<float>(d_decay[i]);
+    }
   }
 
   const MemoryProblem& p_;
@@ -193,7 +209,7 @@ inline MemoryResult reference(const MemoryProblem& p) {
                       .d_q = Floats(keys),
                       .d_k = Floats(keys),
                       .d_v = Floats(values),
-                      .d_log_decay = Floats(rows),
+                      .d_log_decay = Floats(rows * static_cast<std::size_t>(p.decays())),
                       .d_beta = Floats(rows),
                       .d_initial = Floats(p.initial.size())};
   for (std::size_t n = 0; n < p.c.lengths.size(); ++n) {

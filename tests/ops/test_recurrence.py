@@ -26,6 +26,8 @@ class Case:
     beta: bool = True
     shared_keys: bool = False
     strong: bool = False
+    per_channel: bool = False
+    weak: bool = False
 
 
 CASES = [
@@ -36,6 +38,12 @@ CASES = [
     Case("Mamba2", heads=4, value_dim=64, delta=False, shared_keys=True),
     Case("RetNet", key_dim=64, value_dim=128, delta=False, beta=False),
     Case("decays to 0", strong=True),
+    Case("Kimi Delta Attention", lengths=[300], per_channel=True),
+    Case("Kimi Delta Attention, packed", lengths=[1, 0, 129, 64, 300], key_dim=40, value_dim=200, per_channel=True),
+    Case("Kimi Delta Attention, hardly decaying", key_dim=64, value_dim=64, per_channel=True, weak=True),
+    Case("Kimi Delta Attention, decays to 0", per_channel=True, strong=True),
+    Case("gated linear attention", value_dim=256, delta=False, beta=False, per_channel=True),
+    Case("gated linear attention, decays to 0", key_dim=64, delta=False, beta=False, per_channel=True, strong=True),
 ]
 
 
@@ -46,7 +54,7 @@ def recurrence(case: Case, q, k, v, log_decay, beta, initial):
         state = initial[n]
         for t in range(start, start + length):
             if log_decay is not None:
-                state = log_decay[0, t].exp()[:, None, None] * state
+                state = log_decay[0, t].exp().reshape(case.heads, -1, 1) * state
             write = v[0, t] - torch.einsum("hk,hkv->hv", k[0, t], state) if case.delta else v[0, t]
             write = write * beta[0, t, :, None] if beta is not None else write
             state = state + torch.einsum("hk,hv->hkv", k[0, t], write)
@@ -65,9 +73,11 @@ def inputs(case: Case):
 
     q, k = (F.normalize(normal(key_heads, case.key_dim), dim=-1).bfloat16() for _ in range(2))
     v = normal(case.heads, case.value_dim).bfloat16()
-    g = -0.1 * normal(case.heads).square()
+    decays = [case.heads, case.key_dim] if case.per_channel else [case.heads]
+    g = -(1e-4 if case.weak else 0.1) * normal(*decays).square()
     if case.strong:
-        g = torch.where(normal(case.heads) > 1, -torch.inf, torch.where(normal(case.heads) > 1, -1e4, g))
+        g = torch.where(normal(*decays) > 1, -torch.inf, torch.where(normal(*decays) > 1, -1e4, g))
+        g = torch.where(normal(*decays) > 1, -30, g) if case.per_channel else g
     beta = torch.sigmoid(normal(case.heads))
     initial = torch.randn(len(case.lengths), case.heads, case.key_dim, case.value_dim, generator=source)
     tensors = [q, k, v, g if case.decay else None, beta if case.beta else None, initial]
@@ -99,8 +109,9 @@ def test_output_states_and_gradients_are_the_recurrences(case: Case):
 
 
 @needs_gpu
-def test_the_same_call_gives_the_same_bits():
-    q, k, v, g, beta, _ = inputs(CASES[0])
+@pytest.mark.parametrize("case", [CASES[0], CASES[7]], ids=lambda case: case.name)
+def test_the_same_call_gives_the_same_bits(case: Case):
+    q, k, v, g, beta, _ = inputs(case)
     first, second = (torch.ops.gka.chunked_delta_rule(q, k, v, g, beta)[0] for _ in range(2))
     assert torch.equal(first, second)
 

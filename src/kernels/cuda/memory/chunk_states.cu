@@ -6,17 +6,17 @@
 namespace gka::kernels::cuda::memory {
 namespace forth {  // named, so that a test can have all passes in one file
 
-template <int kKeys, bool kDelta>
+template <int kKeys, bool kDelta, Decay kDecay>
 struct Shared {
-  Stage<kKeys, kDelta> stages[kStages];
+  Stage<kKeys, kDelta, kDecay> stages[kStages];
   alignas(16) std::uint64_t barriers[kStages];
   alignas(16) Bits state[kKeys][kRow];
   alignas(16) Bits u[kChunk][kRow], u_faded[kChunk][kRow];  // u, and decayed to the chunk's end
 };
 
 /// u = T β v − w S, and what the queries find in S.
-template <int kKeys, bool kDelta>
-__device__ __forceinline__ void read_state(Shared<kKeys, kDelta>& s, const Stage<kKeys, kDelta>& stage,
+template <int kKeys, bool kDelta, Decay kDecay>
+__device__ __forceinline__ void read_state(Shared<kKeys, kDelta, kDecay>& s, const Stage<kKeys, kDelta, kDecay>& stage,
                                            Sums<2>& answers) {
   const int rows = part_row(), columns = part_column();
   answers.clear();
@@ -28,27 +28,32 @@ __device__ __forceinline__ void read_state(Shared<kKeys, kDelta>& s, const Stage
     answers.template multiply<kKeys, Lies::straight, Lies::straight>(stage.q[rows], kKeys + kPad, &s.state[0][columns],
                                                                      kRow);
   }
-  const TwoFloats last = stage.sums[kChunk - 1];
-  const float fade[2]{decay_between(last, stage.sums[rows + held.row(0)]),
-                      decay_between(last, stage.sums[rows + held.row(1)])};
+  float fade[2] = {};
+  if constexpr (kDecay == Decay::per_head) {
+    const TwoFloats last = stage.sums[kChunk - 1];
+    fade[0] = decay_between(last, stage.sums[rows + held.row(0)]);
+    fade[1] = decay_between(last, stage.sums[rows + held.row(1)]);
+  }
   held.each([&](int i, int n, float first, float second) {
     const int t = rows + held.row(i), c = columns + held.column(n);
     const std::uint32_t two = two_at(&stage.rows[t][c]);
     first = low_half(two) - first;
     second = high_half(two) - second;
     put_two(&s.u[t][c], first, second);
-    put_two(&s.u_faded[t][c], fade[i] * first, fade[i] * second);
+    if (kDecay == Decay::per_head) put_two(&s.u_faded[t][c], fade[i] * first, fade[i] * second);
   });
 }
 
 /// What the queries find in this chunk's values, added to what they found in S: o.
-template <int kKeys, bool kDelta>
-__device__ __forceinline__ void answer(const Shared<kKeys, kDelta>& s, const Stage<kKeys, kDelta>& stage,
-                                       Sums<2>& answers, const ChunkedMemory& m, const Chunk& chunk, const Walk& walk,
-                                       Bits* o) {
+template <int kKeys, bool kDelta, Decay kDecay>
+__device__ __forceinline__ void answer(const Shared<kKeys, kDelta, kDecay>& s,
+                                       const Stage<kKeys, kDelta, kDecay>& stage, Sums<2>& answers,
+                                       const ChunkedMemory& m, const Chunk& chunk, const Walk& walk, Bits* o) {
   const int rows = part_row(), columns = part_column();
-  answers.scale(m.scale * decay_from_start(stage.sums[rows + answers.row(0)]),
-                m.scale * decay_from_start(stage.sums[rows + answers.row(1)]));
+  if constexpr (kDecay == Decay::per_head) {
+    answers.scale(m.scale * decay_from_start(stage.sums[rows + answers.row(0)]),
+                  m.scale * decay_from_start(stage.sums[rows + answers.row(1)]));
+  }
   answers.template multiply<kChunk, Lies::straight, Lies::straight>(stage.p[rows], kSquare, &s.u[0][columns], kRow);
   answers.each([&](int i, int n, float first, float second) {
     const int t = rows + answers.row(i);
@@ -58,17 +63,17 @@ __device__ __forceinline__ void answer(const Shared<kKeys, kDelta>& s, const Sta
   });
 }
 
-template <int kKeys, bool kDelta>
+template <int kKeys, bool kDelta, Decay kDecay>
 __global__ void __launch_bounds__(kWalkers, 1)
     chunk_states(const __grid_constant__ ChunkedMemory m, const __grid_constant__ ChunkedMemorySaved saved,
                  const __grid_constant__ ChunkedMemoryOutputs out) {
-  auto& s = *reinterpret_cast<Shared<kKeys, kDelta>*>(shared_memory());
+  auto& s = *reinterpret_cast<Shared<kKeys, kDelta, kDecay>*>(shared_memory());
   const Walk walk(m);
   const MemoryRows u = m.has_own_u() ? MemoryRows{saved.u, m.heads * m.value_dim, m.value_dim} : m.v;
   const bool keeps = saved.states != nullptr;
   using P = Part<kKeys>;
 
-  Fetcher<kKeys, kDelta, 1> fetcher(m, saved, u, walk, s.barriers);
+  Fetcher<kKeys, kDelta, kDecay, 1> fetcher(m, saved, u, walk, s.barriers);
   make_barriers(s.barriers, kStages);
   sync();
   for (int n = 0; n < kStages - 1; ++n) fetcher.next(s.stages);
@@ -90,10 +95,10 @@ __global__ void __launch_bounds__(kWalkers, 1)
     sync();
     answer(s, stage, answers, m, chunk, walk, static_cast<Bits*>(out.o));
     if (kDelta && keeps) keep_rows(s.u, m, chunk, walk, saved.u);
-    const float fade = decay_from_start(stage.sums[kChunk - 1]);
-    state.scale(fade, fade);
+    fade_state<kKeys>(state, stage);
+    const auto& u_at_end = kDecay == Decay::per_head ? s.u_faded : s.u;
     state.template multiply<kChunk, Lies::turned, Lies::straight>(&stage.k[0][P::row()], kKeys + kPad,
-                                                                  &s.u_faded[0][P::column()], kRow);
+                                                                  &u_at_end[0][P::column()], kRow);
     state.put(&s.state[P::row()][P::column()], kRow);
   }
   if (out.final != nullptr) {
@@ -107,9 +112,9 @@ __global__ void __launch_bounds__(kWalkers, 1)
 
 void run_chunk_states(const ChunkedMemory& m, const ChunkedMemorySaved& saved, const ChunkedMemoryOutputs& out,
                       const Device& device) {
-  with_shape(m, [&]<int kKeys, bool kDelta>() {
-    launch_blocks_of<kWalkers>(forth::chunk_states<kKeys, kDelta>, walks(m),
-                               shared_bytes<forth::Shared<kKeys, kDelta>>(), device.stream, m, saved, out);
+  with_shape_and_decay(m, [&]<int kKeys, bool kDelta, Decay kDecay>() {
+    launch_blocks_of<kWalkers>(forth::chunk_states<kKeys, kDelta, kDecay>, walks(m),
+                               shared_bytes<forth::Shared<kKeys, kDelta, kDecay>>(), device.stream, m, saved, out);
   });
 }
 

@@ -1,9 +1,10 @@
-// The memories of the delta rule and of linear attention with one decay per head and token, in chunks on tensor cores:
+// The memories of the delta rule and of linear attention, in chunks on tensor cores:
 //
-//   S ← γ S + k uᵀ,   u = β (v − γ Sᵀ k) with the delta rule, else β v,   o = scale · Sᵀ q
+//   S ← γ ∘ S + k uᵀ,   u = β (v − (γ ∘ S)ᵀ k) with the delta rule, else β v,   o = scale · Sᵀ q
 //
-// (Gated DeltaNet, DeltaNet; Mamba2, RetNet, linear attention.) In a chunk of 64 tokens with the state S before it,
-// G_t = Σ_{j≤t} log γ_j and M_ti = exp(G_t − G_i) for i ≤ t:
+// with one decay γ per head and token (Gated DeltaNet, DeltaNet; Mamba2, RetNet, linear attention) or one for each
+// channel of the keys, a row of S (Kimi Delta Attention; gated linear attention). In a chunk of 64 tokens with the
+// state S before it, G_t = Σ_{j≤t} log γ_j and M_ti = exp(G_t − G_i) for i ≤ t:
 //
 //   P = scale · tril(M ∘ q kᵀ),   T = (I + tril(β M ∘ k kᵀ, −1))⁻¹,   w = T (β e^G ∘ k)        chunk_wy.cu
 //   u = T β v − w S,   o = scale · e^G ∘ (q S) + P u,   S ← e^{G_C} S + (e^{G_C − G} ∘ k)ᵀ u   chunk_states.cu
@@ -12,6 +13,12 @@
 // of S, which depend on no others. The backward pass is cut the same way: a walk from the end leaves du and the
 // gradient of each chunk's last state (bwd_states.cu), then every chunk has all it needs for dq, dk, dv, dβ and dg
 // (bwd_inputs.cu).
+//
+// With decays per channel M stands inside the sum over channels, M ∘ q kᵀ is Σ_c q_tc M_tic k_ic, and is no product of
+// matrices any more. chunk_wy_channels.cu and bwd_inputs_channels.cu cut the chunk into blocks of 16 tokens. Between
+// two blocks M is a factor for the later token, back to a border between them, times one for the earlier, up to it:
+// both at most 1, and a product of matrices again. Inside a block each pair and channel has its own exponential. The
+// walks are the same: there the decays are in the tiles.
 //
 // q, k, v are bfloat16; sums and states in float32, rounded where they enter a product.
 #pragma once
@@ -44,6 +51,7 @@ struct ChunkedMemory {
   std::int64_t tokens = 0;               // of all sequences together
   const std::int64_t* bounds = nullptr;  // sequence n is the tokens bounds[n] … bounds[n+1] − 1
   bool delta = false;
+  bool per_channel = false;  // log_decay is there, and is [tokens, heads, K], its rows at multiples of 16 bytes
   float scale = 1;
   MemoryRows q{}, k{}, v{};
   const float* log_decay = nullptr;  // [tokens, heads]; absent: 0
@@ -54,10 +62,11 @@ struct ChunkedMemory {
   constexpr std::int64_t slots() const {
     return bounds != nullptr ? tokens / kChunk + sequences : sequences * ((length + kChunk - 1) / kChunk);
   }
-  /// Bytes of a head's tiles of a chunk (ChunkTiles in tile.cuh): q, k, w, P and G.
+  /// Bytes of a head's tiles of a chunk (ChunkTiles in tile.cuh): q, k, w, P and G, or with decays per channel e^{G_C}.
   constexpr std::int64_t tile_bytes() const {
-    const std::int64_t row = 2 * ((key_dim <= 64 ? 64 : 128) + 8);
-    return (2 * kChunk + (delta ? kChunk : 1)) * row + kChunk * 2 * (kChunk + 8) + kChunk * 8;
+    const std::int64_t keys = key_dim <= 64 ? 64 : 128, row = 2 * (keys + 8);
+    return (2 * kChunk + (delta ? kChunk : 1)) * row + kChunk * 2 * (kChunk + 8) +
+           (per_channel ? 4 * keys : kChunk * 8);
   }
   /// Whether u is an array of its own; else it is v.
   constexpr bool has_own_u() const { return delta || beta != nullptr; }
@@ -92,7 +101,7 @@ struct ChunkedMemoryGradients {
   void* d_q = nullptr;  // bfloat16, as are d_k and d_v
   void* d_k = nullptr;
   void* d_v = nullptr;
-  float* d_log_decay = nullptr;  // [tokens, heads]; may be left out
+  float* d_log_decay = nullptr;  // as log_decay; may be left out
   float* d_beta = nullptr;       // likewise
   float* d_initial = nullptr;    // likewise
 };

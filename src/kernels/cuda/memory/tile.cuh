@@ -3,28 +3,43 @@
 
 #include "kernels/cuda/memory/memory.h"
 #include "kernels/cuda/memory/mma.cuh"
+#include "kernels/cuda/memory/passes.h"
 
 namespace gka::kernels::cuda::memory {
 
 inline constexpr int kChunk = ChunkedMemory::kChunk;
 inline constexpr int kSquare = kChunk + kPad;  // rows of a tile of kChunk columns
 
-/// What chunk_wy leaves of a chunk for the walks, in memory as in shared memory, so that one copy brings it.
-template <int kKeys, bool kDelta>
-struct alignas(16) ChunkTiles {
-  Bits q[kChunk][kKeys + kPad], k[kChunk][kKeys + kPad], w[kDelta ? kChunk : 1][kKeys + kPad];
-  Bits p[kChunk][kSquare];
+/// What a walk has of a chunk's decays: G; with decays per channel e^{G_C}, and the rest is in the tiles, in which q is
+/// scale · e^G ∘ q and k is e^{G_C − G} ∘ k.
+template <int kKeys, Decay kDecay>
+struct TileDecays {
   TwoFloats sums[kChunk];
-
-  static_assert(kChunk * sizeof(TwoFloats) % 16 == 0);
 };
-static_assert(sizeof(ChunkTiles<128, true>) == ChunkedMemory{.key_dim = 128, .delta = true}.tile_bytes());
-static_assert(sizeof(ChunkTiles<64, false>) == ChunkedMemory{.key_dim = 64, .delta = false}.tile_bytes());
+template <int kKeys>
+struct TileDecays<kKeys, Decay::per_channel> {
+  float fade[kKeys];
+};
 
-template <int kKeys, bool kDelta>
+/// What chunk_wy leaves of a chunk for the walks, in memory as in shared memory, so that one copy brings it.
+template <int kKeys, bool kDelta, Decay kDecay>
+struct alignas(16) ChunkTiles : TileDecays<kKeys, kDecay> {
+  alignas(16) Bits q[kChunk][kKeys + kPad];
+  Bits k[kChunk][kKeys + kPad], w[kDelta ? kChunk : 1][kKeys + kPad];
+  Bits p[kChunk][kSquare];
+};
+
+template <int kKeys, bool kDelta, Decay kDecay>
+constexpr bool is_as_told =
+    sizeof(ChunkTiles<kKeys, kDelta, kDecay>) ==
+    ChunkedMemory{.key_dim = kKeys, .delta = kDelta, .per_channel = kDecay == Decay::per_channel}.tile_bytes();
+static_assert(is_as_told<128, true, Decay::per_head> && is_as_told<64, false, Decay::per_head>);
+static_assert(is_as_told<128, true, Decay::per_channel> && is_as_told<64, false, Decay::per_channel>);
+
+template <int kKeys, bool kDelta, Decay kDecay>
 __device__ __forceinline__ auto* tiles_at(const ChunkedMemory& m, const ChunkedMemorySaved& saved, std::int64_t slot,
                                           std::int64_t head) {
-  return static_cast<ChunkTiles<kKeys, kDelta>*>(saved.tiles) + slot * m.heads + head;
+  return static_cast<ChunkTiles<kKeys, kDelta, kDecay>*>(saved.tiles) + slot * m.heads + head;
 }
 
 /// How an operand lies in shared memory, seen from the product A·B: as it is written, or the other way round.
@@ -147,6 +162,11 @@ __device__ __forceinline__ Vector vector_at(const Bits* from) { return *reinterp
 __device__ __forceinline__ void copy_vector(Bits* to, const Bits* from) {
   *reinterpret_cast<Vector*>(to) = vector_at(from);
 }
+
+struct alignas(16) Four {
+  float x[4];
+};
+__device__ __forceinline__ Four four_at(const float* from) { return *reinterpret_cast<const Four*>(from); }
 
 /// body(at, there, x) for this thread's numbers of a warp's part of a state [K, V], the part from row and column on.
 template <int kAcross, typename Body>

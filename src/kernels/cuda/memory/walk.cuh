@@ -38,13 +38,13 @@ inline std::int64_t walks(const ChunkedMemory& m) {
 }
 
 /// A chunk's tiles and the walk's columns of u or of do.
-template <int kKeys, bool kDelta>
-struct Stage : ChunkTiles<kKeys, kDelta> {
+template <int kKeys, bool kDelta, Decay kDecay>
+struct Stage : ChunkTiles<kKeys, kDelta, kDecay> {
   alignas(16) Bits rows[kChunk][kRow];
 };
 
 /// Fetches a walk's chunks one after the other; kWay is 1, or −1 from the last one on.
-template <int kKeys, bool kDelta, int kWay>
+template <int kKeys, bool kDelta, Decay kDecay, int kWay>
 class Fetcher {
  public:
   static_assert(kWalkers == kChunk * kColumns / 8);  // a thread has eight neighbours of a row
@@ -55,7 +55,7 @@ class Fetcher {
         last_(static_cast<int>(walk.end - walk.begin) - (left_ - 1) * kChunk),
         barriers_(barriers) {
     const std::int64_t first = kWay > 0 || left_ == 0 ? 0 : left_ - 1;
-    tiles_ = tiles_at<kKeys, kDelta>(m, saved, walk.slot + first, walk.head);
+    tiles_ = tiles_at<kKeys, kDelta, kDecay>(m, saved, walk.slot + first, walk.head);
     tiles_step_ = kWay * m.heads;
     there_ = walk.first_column + column() < m.value_dim;
     rows_ = static_cast<const Bits*>(rows.data) + (walk.begin + first * kChunk + row()) * rows.token_stride +
@@ -66,12 +66,12 @@ class Fetcher {
   }
 
   /// Into stage n % kStages; a group of copies, empty behind the last chunk.
-  __device__ __forceinline__ void next(Stage<kKeys, kDelta>* stages) {
+  __device__ __forceinline__ void next(Stage<kKeys, kDelta, kDecay>* stages) {
     if (left_ > 0) {
       auto& stage = stages[to_];
       const bool is_last = kWay > 0 ? left_ == 1 : left_ == chunks_;
       const bool there = there_ && (!is_last || row() < last_);
-      copy_bytes<kWalkers>(&stage, tiles_, sizeof(ChunkTiles<kKeys, kDelta>), barriers_ + to_);
+      copy_bytes<kWalkers>(&stage, tiles_, sizeof(ChunkTiles<kKeys, kDelta, kDecay>), barriers_ + to_);
       copy_async_or_zero<16>(&stage.rows[row()][column()], there ? rows_ : anything_, there);
       tiles_ += tiles_step_;
       rows_ += rows_step_;
@@ -98,7 +98,7 @@ class Fetcher {
   int left_, last_, chunks_;  // chunks still to be fetched; tokens of the sequence's last one; all chunks
   std::uint64_t* barriers_;
   int to_ = 0, from_ = 0, phase_ = 0;
-  const ChunkTiles<kKeys, kDelta>* tiles_;
+  const ChunkTiles<kKeys, kDelta, kDecay>* tiles_;
   const Bits *rows_, *anything_;
   std::int64_t tiles_step_, rows_step_;
   bool there_;
@@ -111,6 +111,19 @@ struct Part {
   __device__ static int row() { return warp() % (kKeys / 16) * 16; }
   __device__ static int column() { return warp() / (kKeys / 16) * (8 * kAcross); }
 };
+
+/// A state, or its gradient, from one end of the chunk to the other.
+template <int kKeys, bool kDelta, Decay kDecay>
+__device__ __forceinline__ void fade_state(Sums<Part<kKeys>::kAcross>& state,
+                                           const Stage<kKeys, kDelta, kDecay>& stage) {
+  if constexpr (kDecay == Decay::per_head) {
+    const float fade = decay_from_start(stage.sums[kChunk - 1]);
+    state.scale(fade, fade);
+  } else {
+    const int row = Part<kKeys>::row();
+    state.scale(stage.fade[row + state.row(0)], stage.fade[row + state.row(1)]);
+  }
+}
 
 /// A warp's part of a [kChunk, kColumns] tile.
 __device__ __forceinline__ int part_row() { return warp() % 4 * 16; }
