@@ -107,45 +107,58 @@ def gather_past(x: Tensor, dim: int, group: Group) -> Tensor:
     return _GatherPast.apply(x, dim, group)
 
 
-def _fold(pieces: Tensor, decays: Tensor) -> Tensor:
-    """Σ_j (Π_{i>j} decays_i) pieces_j, the last one undecayed: pieces [n, N, H, …], decays [n, N, H]."""
+def _is_matrix(left: Tensor, state: Tensor) -> bool:
+    return left.dim() == state.dim()
+
+
+def _carry(state: Tensor, left: Tensor) -> Tensor:
+    """What tokens leave of an older state."""
+    return left @ state if _is_matrix(left, state) else state * left.reshape(left.shape + (1,) * (4 - left.dim()))
+
+
+def _fold(pieces: Tensor, left: Tensor) -> Tensor:
+    """Σ_j (… left_{j+2} left_{j+1}) pieces_j: pieces [n, N, H, D, V], left as in fold_past with n before it."""
     total = pieces.new_zeros(pieces.shape[1:])
-    for piece, decay in zip(pieces, decays, strict=True):
-        total = total * decay[..., None, None] + piece
+    for piece, of_older in zip(pieces, left, strict=True):
+        total = _carry(total, of_older) + piece
     return total
 
 
 class _FoldPast(Function):
-    """P_c = Σ_{j<c} (Π_{j<i<c} D_i) S_j, from every rank's own sum S and decay D = exp(log_decay).
+    """P_c = Σ_{j<c} (A_{c−1} … A_{j+1}) S_j, from every rank's own S and what its tokens leave of an older state, A.
 
-    With G_c the gradient that reaches P_c on rank c, the gradient of S_c is Ḡ_{c+1} = Σ_{j>c} (Π_{c<i<j} D_i) G_j: the
-    same exchange, seen from the other end; that of log D_c is ⟨Ḡ_{c+1}, D_c P_c⟩. Nobody keeps another rank's state.
+    With G_c the gradient that reaches P_c on rank c, the gradient of S_c is Ḡ_{c+1} = Σ_{j>c} (A_{c+1}ᵀ … A_{j−1}ᵀ) G_j:
+    the same exchange, seen from the other end; that of A_c is Ḡ_{c+1} P_cᵀ. Nobody keeps another rank's S.
     """
 
     @staticmethod
-    def forward(ctx, own: Tensor, log_decay: Tensor, group: Group) -> Tensor:
+    def forward(ctx, own: Tensor, left: Tensor, group: Group) -> Tensor:
         rank = group.rank()
-        decays = gather(log_decay, group).exp()
-        past = _fold(gather(own, group)[:rank], decays[:rank])
+        lefts = gather(left, group)
+        past = _fold(gather(own, group)[:rank], lefts[:rank])
         ctx.group = group
-        ctx.save_for_backward(past, decays)
+        ctx.save_for_backward(past, lefts)
         return past
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        past, decays = ctx.saved_tensors
+        past, lefts = ctx.saved_tensors
         rank = ctx.group.rank()
         later = gather(gradient, ctx.group)[rank + 1 :].flip(0)
-        reached = _fold(later, decays[rank + 1 :].flip(0))
-        of_decay = (reached * past).flatten(-2).sum(-1) * decays[rank]
-        return reached, of_decay, None
+        matrices = _is_matrix(lefts[rank], past)
+        reached = _fold(later, (lefts.mT if matrices else lefts)[rank + 1 :].flip(0))
+        if matrices:
+            return reached, reached @ past.mT, None
+        of_left = (reached * past).sum(-1)
+        return reached, of_left if lefts.dim() == 4 else of_left.sum(-1), None
 
 
-def fold_past(own: Tensor, log_decay: Tensor, group: Group) -> Tensor:
+def fold_past(own: Tensor, left: Tensor, group: Group) -> Tensor:
     """What a memory holds where this rank's tokens begin, from what each rank's own tokens leave in an empty one.
 
     Args:
-        own: this rank's sum, [N, H, D, V].
-        log_decay: how much an older state fades over this rank's tokens, log, [N, H].
+        own: what this rank's leave in an empty one, [N, H, D, V].
+        left: what they leave of an older state: a factor [N, H], one per key channel [N, H, D], or a matrix that it is
+            multiplied with, [N, H, D, D].
     """
-    return _FoldPast.apply(own, log_decay, group)
+    return _FoldPast.apply(own, left, group)

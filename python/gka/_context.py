@@ -1,17 +1,19 @@
 """A sequence cut over ranks: each computes its own tokens, and layers exchange what reaches across the cuts.
 
-A Gated KalmaNet layer sends the last tokens its convolutions see and one state: every rank sums up its own tokens, all
-gather these sums at once, and each folds those before it (no rank waits for the one before). Attention gathers keys and
-values, or, where its window ends within the neighbour, takes only the neighbour's.
+A memory sends the last tokens its convolutions see and one state: every rank sums up its own tokens, all gather these
+sums at once, and each folds those before it (no rank waits for the one before). Attention gathers keys and values, or,
+where its window ends within the neighbour, takes only the neighbour's.
+
+Packed documents may begin anywhere: what a rank receives belongs to its first document alone, and a rank in which a
+document begins passes on nothing of what was before.
 """
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from . import nn as layers
 from ._collectives import fold_past, gather_past, shift
-from ._ranks import Refusal
+from ._states import gated_kalmanet_states, memory_states
 
 
 class Context:
@@ -19,13 +21,45 @@ class Context:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.bounds: list[int] | None = None
+        self._before = 0
+
+    def enter(self, bounds: list[int] | None, before: int = 0) -> None:
+        """Of packed documents: where those of this rank begin and end among its tokens ([0, …, T]), and how many tokens
+        of the first one other ranks have. None: rows that are cut alike. Holds until the next call."""
+        self.bounds, self._before = bounds, before
+
+    def before(self, tokens: int) -> int:
+        """Tokens before this rank's that belong to its first sequence."""
+        return self.rank * tokens if self.bounds is None else self._before
 
     def offset(self, x: Tensor) -> Tensor:
-        """Tokens before this rank's, of each sequence."""
-        return torch.full((x.shape[0],), self.rank * x.shape[1], dtype=torch.long, device=x.device)
+        """The same for each of its sequences."""
+        if self.bounds is None:
+            return torch.full((x.shape[0],), self.before(x.shape[1]), dtype=torch.long, device=x.device)
+        offset = torch.zeros(len(self.bounds) - 1, dtype=torch.long, device=x.device)
+        offset[0] = self._before
+        return offset
 
-    def halo(self, inputs: list[Tensor | None], widths: list[int]) -> list[Tensor | None]:
-        """What each convolution has seen last, [B, channels, width − 1], from the rank before; one message for all."""
+    def _of_all(self, first: Tensor) -> Tensor:
+        """A state for every sequence: what came from other ranks for the first, nothing for those that begin here."""
+        if self.bounds is None:
+            return first
+        if not self._before:
+            first = first * 0  # it still has a gradient to hand back, in which other ranks take part
+        return torch.cat([first, first.new_zeros(len(self.bounds) - 2, *first.shape[1:])])
+
+    def _last(self, x: Tensor | None) -> Tensor | None:
+        """The tokens of the sequence that reaches the next rank."""
+        return x if self.bounds is None or x is None else x[:, self.bounds[-2] :]
+
+    def _left(self, of_older: Tensor) -> Tensor:
+        """What this rank's tokens leave of an older state: nothing where a document begins among them."""
+        begins = self.bounds is not None and (len(self.bounds) > 2 or not self._before)
+        return torch.zeros_like(of_older) if begins else of_older
+
+    def halo(self, inputs: list[Tensor], widths: list[int]) -> list[Tensor | None]:
+        """What each convolution has seen last, [N, channels, width − 1], from the rank before; one message for all."""
         wanted = [(x, width - 1) for x, width in zip(inputs, widths, strict=True) if width > 1]
         if not wanted:
             return [None] * len(inputs)
@@ -36,26 +70,51 @@ class Context:
                     " use fewer context ranks or longer sequences."
                 )
         tails = [x[:, x.shape[1] - reach :].transpose(1, 2).flatten(1) for x, reach in wanted]
-        received = shift(torch.cat(tails, 1), self.group).split([tail.shape[1] for tail in tails], 1)
-        states = iter(received)
-        return [
-            next(states).unflatten(1, (x.shape[2], width - 1)) if width > 1 else None
-            for x, width in zip(inputs, widths, strict=True)
-        ]
+        received = iter(shift(torch.cat(tails, 1), self.group).split([tail.shape[1] for tail in tails], 1))
+        states: list[Tensor | None] = []
+        for x, width in zip(inputs, widths, strict=True):
+            state = next(received).unflatten(1, (x.shape[2], width - 1)) if width > 1 else None
+            if state is not None and (strangers := width - 1 - self.before(x.shape[1])) > 0:  # of another document
+                state = torch.cat([state[..., :strangers] * 0, state[..., strangers:]], -1)
+            states.append(None if state is None else self._of_all(state))
+        return states
 
-    def past(self, h: Tensor | None, u: Tensor, log_decay: Tensor, decay_keys: bool) -> tuple[Tensor | None, Tensor]:
-        """The memory where this rank's tokens begin, from what each rank's leave in an empty one: one exchange."""
-        if h is None:
-            return None, fold_past(u, log_decay, self.group)
-        if not decay_keys or h.shape[2] != u.shape[2]:
-            fading = log_decay if decay_keys else torch.zeros_like(log_decay)
-            return fold_past(h, fading, self.group), fold_past(u, log_decay, self.group)
-        both = fold_past(torch.cat([h, u], -1), log_decay, self.group)
+    def past(self, own: Tensor, left: Tensor) -> Tensor:
+        """The memory where each of this rank's sequences begins; see fold_past. One exchange."""
+        return self._of_all(fold_past(own, self._left(left), self.group)).contiguous()
+
+    def past_memory(self, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor | None, *, rule: str) -> Tensor:
+        """The state S of :func:`gka.memory` where each of this rank's sequences begins."""
+        return self.past(*memory_states(*map(self._last, (k, v, log_decay, beta)), rule=rule))
+
+    def past_kalmanet(
+        self,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        beta: Tensor | None,
+        *,
+        decay_keys: bool = True,
+        low: Tensor | None = None,
+        solves: bool = True,
+    ) -> tuple[Tensor | None, Tensor]:
+        """(H, U) of :func:`gka.gated_kalmanet` likewise. ``low``: H is of these (sketched) keys; ``solves=False``: H is
+        not there."""
+        k, v, log_decay, beta, low = map(self._last, (k, v, log_decay, beta, low))
+        h, u, fading = gated_kalmanet_states(k, v, log_decay, beta, decay_keys=decay_keys)
+        fading = fading.exp()
+        if not solves:
+            return None, self.past(u, fading)
+        if low is not None:
+            h = gated_kalmanet_states(low, low, log_decay if decay_keys else None, beta)[0]
+        if low is not None or not decay_keys:
+            return self.past(h, fading if decay_keys else torch.ones_like(fading)), self.past(u, fading)
+        both = self.past(torch.cat([h, u], -1), fading)
         h, u = both.split([h.shape[-1], u.shape[-1]], -1)
         return h.contiguous(), u.contiguous()
 
     def keys_and_values(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        """Those of all tokens up to this rank's last that its queries see."""
+        """Those of tokens up to this rank's last: all of them, or those that a window can reach."""
         tokens = k.shape[1]
         if window is None or window - 1 > tokens:
             k, v = gather_past(torch.stack([k, v]), 2, self.group).unbind(0)
@@ -68,17 +127,22 @@ class Context:
                 k = k + 0 * before.sum()
         return k, v
 
+    def spans(self, queries: int, keys: int) -> list[tuple[slice, slice]]:
+        """Which of this rank's queries see which of these keys: (queries, keys) of each of its sequences."""
+        older = keys - queries  # of other ranks
+        if self.bounds is None:
+            return [(slice(0, queries), slice(0, keys))]
+        starts, ends = self.bounds[:-1], self.bounds[1:]
+        firsts = [older - min(self._before, older), *(older + start for start in starts[1:])]
+        return [
+            (slice(start, end), slice(first, older + end))
+            for start, end, first in zip(starts, ends, firsts, strict=True)
+        ]
 
-#: Layers that know how to ask.
-CUT = (layers.GatedKalmaNet, layers.Attention)
 
-
-def cut_sequence(model: nn.Module, group: dist.ProcessGroup) -> None:
+def cut_sequence(model: nn.Module, group: dist.ProcessGroup) -> Context:
     """Every layer of a decoder computes its rank's part of the sequences from here on."""
-    for place, block in enumerate(model.model.layers):
-        if not isinstance(block.mixer, CUT):
-            raise Refusal(
-                f"layer {place} is {model.config['layer_types'][place]}, and sequences are cut over ranks for GKA and "
-                "attention layers alone; train it with context_parallel 1."
-            )
-        block.mixer.context = Context(group)
+    context = Context(group)
+    for block in model.model.layers:
+        block.mixer.context = context
+    return context

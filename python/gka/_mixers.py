@@ -69,14 +69,39 @@ class Mixer(nn.Module):
         parts.no_gradient_of_a_step(x)
         return self._step(x, state)
 
-    def _heads(self, name: str, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, size: int) -> tuple:
-        """Projection, convolution where there is one, heads: ([..., heads, size], the convolution's state)."""
-        y = getattr(self, f"{name}_proj")(x)
-        conv = getattr(self, f"{name}_conv1d", None)
-        after = None
-        if conv is not None:
-            y, after = conv(y, state, cu_seqlens)
-        return y.unflatten(-1, (-1, size)), after
+    def _heads(
+        self, sizes: dict[str, int], x: Tensor, kept: tuple[Tensor | None, ...], cu_seqlens: Tensor | None
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Of each name in ``sizes``: projection, convolution where there is one, heads of that size; and the
+        convolutions' states after it. ``kept``: those before it."""
+        convs = [getattr(self, f"{name}_conv1d", None) for name in sizes]
+        inputs = [getattr(self, f"{name}_proj")(x) for name in sizes]
+        if self.context is not None:
+            kept = self.context.halo(inputs, [0 if conv is None else conv.weight.shape[-1] for conv in convs])
+        done = [
+            (y, None) if conv is None else conv(y, state, cu_seqlens)
+            for y, conv, state in zip(inputs, convs, kept, strict=True)
+        ]
+        heads = [y.unflatten(-1, (-1, size)) for (y, _), size in zip(done, sizes.values(), strict=True)]
+        return heads, [after for _, after in done]
+
+    def _remember(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        beta: Tensor | None,
+        state: Tensor | None,
+        cu_seqlens: Tensor | None,
+        rule: Literal["add", "delta"],
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """The answers of a plain memory and its state after them."""
+        if self.context is not None:
+            state = self.context.past_memory(k, v, log_decay, beta, rule=rule)
+        ends = {"initial_state": state, "output_final_state": True, "cu_seqlens": cu_seqlens}
+        return memory(q, k, v, log_decay, beta, rule=rule, scale=scale, **ends)
 
     def _output(self, o: Tensor, x: Tensor, norm: str = "o_norm", activation: str = "silu") -> Tensor:
         gate = None
@@ -187,15 +212,12 @@ class Attention(Mixer):
         self, x: Tensor, state: AttentionState | None, cu_seqlens: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, tuple]:
         """q, k (both rotated) and v, [B, T, heads, head_dim], and the convolutions' states."""
-        size = self.head_dim
-        convs = (None, None, None) if state is None else state[:3]
-        q, conv_q = self._heads("q", x, convs[0], cu_seqlens, size)
-        k, conv_k = self._heads("k", x, convs[1], cu_seqlens, size)
-        v, conv_v = self._heads("v", x, convs[2], cu_seqlens, size)
+        kept = (None, None, None) if state is None else state[:3]
+        (q, k, v), convs = self._heads(dict.fromkeys("qkv", self.head_dim), x, kept, cu_seqlens)
         by = self.rotary(positions, x.dtype)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return rotate(q, by), rotate(k, by), v, (conv_q, conv_k, conv_v)
+        return rotate(q, by), rotate(k, by), v, tuple(convs)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """mask: None for plain causal attention of as many queries as keys, else what scaled_dot_product takes."""
@@ -223,7 +245,7 @@ class Attention(Mixer):
         if cu_seqlens is not None and state is not None:
             raise ValueError("attention takes cu_seqlens or a state, not both: packed sequences begin with the call.")
         if self.context is not None:
-            return self._in_context(x)
+            return self._in_context(x, cu_seqlens)
         length = None if state is None else state.length
         q, k, v, convs = self.project(x, state, cu_seqlens, positions_of(x, length, cu_seqlens))
         if cu_seqlens is not None:
@@ -239,26 +261,20 @@ class Attention(Mixer):
         after = AttentionState(*convs, k, v, length_after(x, length, None))
         return self.o_proj(o.flatten(-2)), after
 
-    def _in_context(self, x: Tensor) -> tuple[Tensor, None]:
+    def _in_context(self, x: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, None]:
         """This rank's part of sequences that are cut over ranks; no state is left."""
-        offset = self.context.offset(x)
-        inputs = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        kept = self.context.halo(inputs, [0 if conv is None else conv.weight.shape[-1] for conv in convs])
-        q, k, v = (
-            (y if conv is None else conv(y, before, None)[0]).unflatten(-1, (-1, self.head_dim))
-            for y, conv, before in zip(inputs, convs, kept, strict=True)
-        )
-        by = self.rotary(positions_of(x, offset, None), x.dtype)
-        if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        k, v = self.context.keys_and_values(rotate(k, by), v, self.window)
-        if x.is_cuda and self.window is None:
-            mask = causal_lower_right(q.shape[1], k.shape[1])  # of a whole one no memory is left for long sequences
-        else:
-            mask = self._mask(q.shape[1], k.shape[1], x.device)
-        o = self.attend(rotate(q, by), k, v, mask)
-        return self.o_proj(o.flatten(-2)), None
+        positions = positions_of(x, self.context.offset(x), cu_seqlens)
+        q, k, v, _ = self.project(x, None, cu_seqlens, positions)
+        k, v = self.context.keys_and_values(k, v, self.window)
+        pieces = []
+        for mine, seen in self.context.spans(q.shape[1], k.shape[1]):
+            queries, keys = mine.stop - mine.start, seen.stop - seen.start
+            if x.is_cuda and self.window is None and queries != keys:
+                mask = causal_lower_right(queries, keys)  # of a whole one no memory is left for long sequences
+            else:
+                mask = self._mask(queries, keys, x.device)
+            pieces.append(self.attend(q[:, mine], k[:, seen], v[:, seen], mask))
+        return self.o_proj(torch.cat(pieces, 1).flatten(-2)), None
 
     def step(self, x: Tensor, state: AttentionState) -> Tensor:
         raise TypeError(
@@ -288,8 +304,7 @@ class _DeltaRule(Mixer):
             if self.heads % count:
                 raise ValueError(f"{name} is {count}, which does not divide the {self.heads} heads of the layer.")
         self._unit_keys = not (rank and heads[1] < self.heads)
-        norms = ("rsqrt", "rsqrt" if self._unit_keys else "none", "none")
-        for name, count, size, norm in zip("qkv", heads, (key_dim, key_dim, value_dim), norms, strict=True):
+        for (name, norm), count, size in zip(self._norms().items(), heads, (key_dim, key_dim, value_dim), strict=True):
             self.add_module(f"{name}_proj", nn.Linear(hidden_size, count * size, bias=False, **factory))
             conv = ShortConv(count * size, conv_size, size, norm, conv_bias, **factory) if conv_size else None
             self.add_module(f"{name}_conv1d", conv)
@@ -305,37 +320,26 @@ class _DeltaRule(Mixer):
     _activation = "silu"
     allow_neg_eigval = False
 
-    def _head(self, name: str, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None, norm: str) -> tuple:
-        size = self.value_dim if name == "v" else self.key_dim
-        y, after = self._heads(name, x, state, cu_seqlens, size)
-        if getattr(self, f"{name}_conv1d") is None:
-            y = parts.unit(functional.silu(y), norm)
-        return y, after
+    def _norms(self) -> dict[str, str]:
+        """Heads with a low-rank part have their length only after it is added."""
+        return {"q": "rsqrt", "k": "rsqrt" if self._unit_keys else "none", "v": "none"}
 
     def forward(
         self, x: Tensor, state: MemoryState | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MemoryState]:
         before = state or MemoryState(None, None, None, None)
-        q, conv_q = self._head("q", x, before.conv_q, cu_seqlens, "rsqrt")
-        k, conv_k = self._head("k", x, before.conv_k, cu_seqlens, "rsqrt" if self._unit_keys else "none")
-        v, conv_v = self._head("v", x, before.conv_v, cu_seqlens, "none")
-        q, k, v = (parts.expand_heads(self, name, t, self.heads) for name, t in (("q", q), ("k", k), ("v", v)))
+        sizes = {"q": self.key_dim, "k": self.key_dim, "v": self.value_dim}
+        heads, convs = self._heads(sizes, x, before[:3], cu_seqlens)
+        if self.q_conv1d is None:
+            norms = self._norms().values()
+            heads = [parts.unit(functional.silu(y), norm) for y, norm in zip(heads, norms, strict=True)]
+        q, k, v = (parts.expand_heads(self, name, y, self.heads) for name, y in zip("qkv", heads, strict=True))
         if not self._unit_keys:
             k = parts.unit(k, "rsqrt")
         beta = torch.sigmoid(self.b_proj(x).to(parts.wide(x)))
-        o, s = memory(
-            q,
-            k,
-            v,
-            self._decay(x),
-            beta * 2 if self.allow_neg_eigval else beta,
-            rule="delta",
-            scale=self.key_dim**-0.5,
-            initial_state=before.s,
-            output_final_state=True,
-            cu_seqlens=cu_seqlens,
-        )
-        return self._output(o, x, activation=self._activation), MemoryState(conv_q, conv_k, conv_v, s)
+        beta = beta * 2 if self.allow_neg_eigval else beta
+        o, s = self._remember(q, k, v, self._decay(x), beta, before.s, cu_seqlens, "delta", self.key_dim**-0.5)
+        return self._output(o, x, activation=self._activation), MemoryState(*convs, s)
 
 
 class GatedDeltaNet(_DeltaRule):
@@ -512,12 +516,6 @@ class MesaNet(Mixer):
         parts.reset(self, std)
         self.lambda_params.fill_(math.log(math.expm1(1.0 - self.bound)))  # Λ = 1
 
-    def _query(self, name: str, x: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> tuple:
-        y, after = self._heads(name, x, state, cu_seqlens, self.head_dim)
-        if getattr(self, f"{name}_conv1d") is None:
-            y = parts.unit(functional.silu(y), "rsqrt")
-        return y, after
-
     def _solve(self, x: Tensor) -> dict[str, object]:
         dtype = parts.wide(x)
         ridge = functional.softplus(self.lambda_params.to(dtype)) + self.bound
@@ -534,19 +532,16 @@ class MesaNet(Mixer):
         self, x: Tensor, state: MesaState | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MesaState]:
         before = state or MesaState(None, None, None, None)
-        q, conv_q = self._query("q", x, before.conv_q, cu_seqlens)
-        k, conv_k = self._query("k", x, before.conv_k, cu_seqlens)
+        (q, k), convs = self._heads(dict.fromkeys("qk", self.head_dim), x, before[:2], cu_seqlens)
+        if self.q_conv1d is None:
+            q, k = (parts.unit(functional.silu(y), "rsqrt") for y in (q, k))
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
-        o, (h, u) = gated_kalmanet(
-            q,
-            k,
-            v,
-            **self._solve(x),
-            initial_state=None if state is None else (before.h, before.u),
-            output_final_state=True,
-            cu_seqlens=cu_seqlens,
-        )
-        return self._output(o, x), MesaState(conv_q, conv_k, h, u)
+        solve, memories = self._solve(x), None if state is None else (before.h, before.u)
+        if self.context is not None:
+            memories = self.context.past_kalmanet(k, v, solve["log_decay"], solve["beta"])
+        ends = {"initial_state": memories, "output_final_state": True, "cu_seqlens": cu_seqlens}
+        o, (h, u) = gated_kalmanet(q, k, v, **solve, **ends)
+        return self._output(o, x), MesaState(*convs, h, u)
 
     @torch.no_grad()
     def _step(self, x: Tensor, state: MesaState) -> Tensor:
@@ -607,23 +602,14 @@ class _Adding(Mixer):
         self, x: Tensor, state: MemoryState | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MemoryState]:
         before = state or MemoryState(None, None, None, None)
-        by = self._turn(x, before.length, cu_seqlens)
-        q, conv_q = self._heads("q", x, before.conv_q, cu_seqlens, self.key_dim)
-        k, conv_k = self._heads("k", x, before.conv_k, cu_seqlens, self.key_dim)
-        v, conv_v = self._heads("v", x, before.conv_v, cu_seqlens, self.value_dim)
-        o, s = memory(
-            self._map("q", q, by),
-            self._map("k", k, by),
-            v,
-            self._decay(x),
-            rule="add",
-            scale=self.key_dim**-0.5,
-            initial_state=before.s,
-            output_final_state=True,
-            cu_seqlens=cu_seqlens,
-        )
-        length = length_after(x, before.length, cu_seqlens) if self._counts else None
-        return self._output(o, x, self._norm), MemoryState(conv_q, conv_k, conv_v, s, length)
+        length = before.length if self.context is None else self.context.offset(x)
+        by = self._turn(x, length, cu_seqlens)
+        sizes = {"q": self.key_dim, "k": self.key_dim, "v": self.value_dim}
+        (q, k, v), convs = self._heads(sizes, x, before[:3], cu_seqlens)
+        q, k = self._map("q", q, by), self._map("k", k, by)
+        o, s = self._remember(q, k, v, self._decay(x), None, before.s, cu_seqlens, "add", self.key_dim**-0.5)
+        length = length_after(x, length, cu_seqlens) if self._counts else None
+        return self._output(o, x, self._norm), MemoryState(*convs, s, length)
 
 
 class GatedLinearAttention(_Adding):
@@ -785,7 +771,10 @@ class Mamba2(Mixer):
         before = state or Mamba2State(None, None)
         states, dtype = self.groups * self.state_size, parts.wide(x)
         z, mixed, steps = self.in_proj(x).split([self.inner, self.inner + 2 * states, self.heads], -1)
-        mixed, conv = self.conv1d(mixed, before.conv, cu_seqlens)
+        kept = before.conv
+        if self.context is not None:
+            (kept,) = self.context.halo([mixed], [self.conv1d.weight.shape[-1]])
+        mixed, conv = self.conv1d(mixed, kept, cu_seqlens)
         v, k, q = mixed.split([self.inner, states, states], -1)
         v = v.unflatten(-1, (self.heads, self.head_dim))
         k, q = (
@@ -793,17 +782,7 @@ class Mamba2(Mixer):
             for t in (k, q)
         )
         delta = functional.softplus(steps.to(dtype) + self.dt_bias.to(dtype))
-        y, s = memory(
-            q,
-            k,
-            v,
-            -self.A_log.to(dtype).exp() * delta,
-            delta,
-            rule="add",
-            initial_state=before.s,
-            output_final_state=True,
-            cu_seqlens=cu_seqlens,
-        )
+        y, s = self._remember(q, k, v, -self.A_log.to(dtype).exp() * delta, delta, before.s, cu_seqlens, "add")
         skipped = y.to(dtype) + v.to(dtype) * self.D.to(dtype).unsqueeze(-1)
         gated = (skipped.flatten(-2) * functional.silu(z.to(dtype))).to(x.dtype)
         if self.groups == 1:

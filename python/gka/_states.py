@@ -1,7 +1,18 @@
-"""What tokens leave in an empty memory, without answering any query: the plain decayed sums H and U."""
+"""What tokens leave in an empty memory, without answering any query, and what they leave of an older state."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from ._memory import memory
+
+
+def _after(log_decay: Tensor) -> Tensor:
+    """Σ of the tokens after each, float64; from the end, so that a token that forgets everything (−inf) leaves what
+    follows it."""
+    after = log_decay[:, 1:].double().flip(1).cumsum(1).flip(1)
+    return torch.cat([after, torch.zeros_like(log_decay[:, :1], dtype=torch.double)], 1)
 
 
 def gated_kalmanet_states(
@@ -31,10 +42,30 @@ def gated_kalmanet_states(
     faded = weight
     if log_decay is not None:
         total = log_decay.double().sum(1).to(dtype)
-        # Of the tokens after each; from the end, so that a token that forgets everything (−inf) leaves what follows it.
-        after = log_decay[:, 1:].double().flip(1).cumsum(1).flip(1)
-        after = torch.cat([after, after.new_zeros(after.shape[0], 1, after.shape[2])], 1) if k.shape[1] else after
-        faded = weight * after.exp().to(dtype)
+        faded = weight * _after(log_decay).exp().to(dtype)
     h = torch.einsum("bthd,bthe->bhde", keys * (faded if decay_keys else weight).unsqueeze(-1), keys)
     u = torch.einsum("bthd,bthe->bhde", keys * faded.unsqueeze(-1), values)
     return h, u, total
+
+
+def memory_states(
+    k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor | None, *, rule: Literal["add", "delta"]
+) -> tuple[Tensor, Tensor]:
+    """The same for :func:`gka.memory`: (B, A), so that the state after these tokens from an older one S is A S + B.
+
+    A is a factor [B, H], one per key channel [B, H, K], or, for the delta rule, the matrix Π(I − βkkᵀ)diag(γ)
+    [B, H, K, K]: what the memory makes of the identity when nothing is written.
+    """
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    if rule == "delta":
+        through = {"rule": rule, "output_final_state": True}
+        written = memory(k, k, v, log_decay, beta, **through)[1]
+        one = torch.eye(k.shape[-1], dtype=dtype, device=k.device).expand(k.shape[0], k.shape[2], -1, -1)
+        return written, memory(k, k, torch.zeros_like(k), log_decay, beta, initial_state=one.contiguous(), **through)[1]
+    keys = k.to(dtype) if beta is None else k.to(dtype) * beta.to(dtype).unsqueeze(-1)
+    left = torch.ones((k.shape[0], k.shape[2]), dtype=dtype, device=k.device)
+    if log_decay is not None:
+        left = log_decay.double().sum(1).exp().to(dtype)
+        faded = _after(log_decay).exp().to(dtype)
+        keys = keys * (faded if log_decay.dim() == 4 else faded.unsqueeze(-1))
+    return torch.einsum("bthd,bthe->bhde", keys, v.to(dtype)), left

@@ -31,6 +31,7 @@ except ImportError as error:
     raise ImportError(f"gka.hf needs transformers 5 (tested with 5.22.2): {error}") from error
 
 from . import nn as layers
+from ._library import load_floors
 from .models import _Stack, read_config
 
 #: transformers' names for our layers; a memory has one for all kinds.
@@ -104,6 +105,26 @@ class GkaPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _is_stateful = True
     _no_split_modules = ("Block",)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike[str] | None, *more: object, **options: object
+    ) -> "PreTrainedModel":
+        """As everywhere; a folder of gka's that is not what was written is refused."""
+        if name is not None and Path(name).is_dir():
+            load_floors()
+            try:
+                torch.ops.gka.verify_model(os.fspath(name))
+            except RuntimeError as error:
+                raise ValueError(str(error).splitlines()[0]) from None
+        return super().from_pretrained(name, *more, **options)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *more: object, **options: object) -> None:
+        """As everywhere; the folder also opens where nobody has imported gka (``trust_remote_code=True``)."""
+        super().save_pretrained(folder, *more, **options)
+        (Path(folder) / "CHECKSUMS.xxh64").unlink(missing_ok=True)  # of what was here before
+        if (Path(folder) / "config.json").exists():
+            add_auto_map(folder)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -37,7 +37,6 @@ from ._mixers import (
 )
 from ._ops import gated_kalmanet, gated_kalmanet_step, linear_memory, ridge_solve
 from ._parts import Norm, ShortConv
-from ._states import gated_kalmanet_states
 
 __all__ = [
     "Attention",
@@ -234,22 +233,14 @@ class GatedKalmaNet(Mixer):
         With ``cu_seqlens`` [N+1] x is one row of N packed sequences, and the state has N entries.
         """
         before = state or State(None, None, None, None, None)
-        convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        inputs = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
-        kept = before[:3]
-        if self.context is not None:
-            kept = self.context.halo(inputs, [0 if conv is None else conv.weight.shape[-1] for conv in convs])
-        q, conv_q = self._shape(self.q_conv1d, inputs[0], kept[0], cu_seqlens, self.key_dim, True)
-        k, conv_k = self._shape(self.k_conv1d, inputs[1], kept[1], cu_seqlens, self.key_dim, self._unit_keys)
-        v, conv_v = self._shape(self.v_conv1d, inputs[2], kept[2], cu_seqlens, self.value_dim, False)
-        q, k, v = self._expand("q", q), self._expand("k", k), self._expand("v", v)
-        if not self._unit_keys:
-            k = parts.unit(k, "divide")
+        sizes = {"q": self.key_dim, "k": self.key_dim, "v": self.value_dim}
+        heads, convs = self._heads(sizes, x, before[:3], cu_seqlens)
+        q, k, v = self._shape(heads)
         gates = self._gates(x)
         if self.context is not None:
             before = before._replace(**self._past(k, v, gates))
-        o, h, u = self._remember(q, k, v, gates, before, cu_seqlens)
-        return self._output(o, x), State(conv_q, conv_k, conv_v, h, u)
+        o, h, u = self._solve(q, k, v, gates, before, cu_seqlens)
+        return self._output(o, x), State(*convs, h, u)
 
     @torch.no_grad()
     def _step(self, x: Tensor, state: State) -> Tensor:
@@ -259,18 +250,11 @@ class GatedKalmaNet(Mixer):
                 if old is not None:
                     old.copy_(new)
             return y.squeeze(1)
-        tensors = []
-        for projection, conv, kept, size, unit in (
-            (self.q_proj, self.q_conv1d, state.conv_q, self.key_dim, True),
-            (self.k_proj, self.k_conv1d, state.conv_k, self.key_dim, self._unit_keys),
-            (self.v_proj, self.v_conv1d, state.conv_v, self.value_dim, False),
-        ):
-            heads = projection(x) if conv is None else conv.step(projection(x), kept)
-            heads = heads.unflatten(-1, (-1, size))
-            tensors.append(parts.unit(heads, "divide") if conv is None and unit else heads)
-        q, k, v = (self._expand(name, t) for name, t in zip("qkv", tensors, strict=True))
-        if not self._unit_keys:
-            k = parts.unit(k, "divide")
+        heads = []
+        for name, kept, size in zip("qkv", state[:3], (self.key_dim, self.key_dim, self.value_dim), strict=True):
+            y, conv = getattr(self, f"{name}_proj")(x), getattr(self, f"{name}_conv1d")
+            heads.append((y if conv is None else conv.step(y, kept)).unflatten(-1, (-1, size)))
+        q, k, v = self._shape(heads)
         c = self.config
         o = gated_kalmanet_step(
             q,
@@ -287,34 +271,22 @@ class GatedKalmaNet(Mixer):
         )
         return self._output(o, x)
 
-    def _shape(
-        self,
-        conv: ShortConv | None,
-        y: Tensor,
-        state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        size: int,
-        unit: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Convolution where there is one, heads, unit length."""
-        if conv is not None:
-            y, state = conv(y, state, cu_seqlens)
-            return y.unflatten(-1, (-1, size)), state
-        y = y.unflatten(-1, (-1, size))
-        return parts.unit(y, "divide") if unit else y, None
+    def _shape(self, heads: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys of unit length (where a convolution has not seen to it), and as many heads of each."""
+        q, k, v = heads
+        q = parts.unit(q, "divide") if self.q_conv1d is None else q
+        k = parts.unit(k, "divide") if self.k_conv1d is None and self._unit_keys else k
+        q, k, v = (parts.expand_heads(self, name, y, self.heads) for name, y in (("q", q), ("k", k), ("v", v)))
+        return q, k if self._unit_keys else parts.unit(k, "divide"), v
 
     def _past(self, k: Tensor, v: Tensor, gates: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
         """What the memory holds where this rank's tokens begin."""
-        c, decay, beta = self.config, gates["log_decay"], gates["beta"]
-        h, u, faded = gated_kalmanet_states(k, v, decay, beta, decay_keys=c.use_forgetting_gate_kk)
+        c, low = self.config, None
         if c.sketch_dim and c.num_iter:
             low = torch.einsum("...hd,hsd->...hs", k, self.sketch.to(k.dtype))
-            h = gated_kalmanet_states(low, low, decay if c.use_forgetting_gate_kk else None, beta)[0]
-        h, u = self.context.past(h if c.num_iter else None, u, faded, c.use_forgetting_gate_kk)
+        options = {"decay_keys": c.use_forgetting_gate_kk, "low": low, "solves": c.num_iter > 0}
+        h, u = self.context.past_kalmanet(k, v, gates["log_decay"], gates["beta"], **options)
         return {"h": h, "u": u}
-
-    def _expand(self, name: str, x: Tensor) -> Tensor:
-        return parts.expand_heads(self, name, x, self.heads)
 
     def _gates(self, x: Tensor) -> dict[str, Tensor | None]:
         """All in float32 (float64 for float64): decays near 1 have no room in 16 bits."""
@@ -329,7 +301,7 @@ class GatedKalmaNet(Mixer):
             gates["alpha"] = torch.sigmoid(self.alpha_proj(x).to(wide))
         return gates
 
-    def _remember(
+    def _solve(
         self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor | None], before: State, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         c = self.config

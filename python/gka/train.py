@@ -23,7 +23,7 @@ from torch import Tensor
 
 from . import _run_folder as folders
 from ._adamw import AdamW, local
-from ._context import cut_sequence
+from ._context import Context, cut_sequence
 from ._library import load_floors
 from ._ranks import Ranks, Refusal, sentence_of
 from ._sharding import Sharded
@@ -42,7 +42,8 @@ class Batch:
 
     inputs: Tensor
     targets: Tensor
-    cu_seqlens: Tensor | None
+    cu_seqlens: Tensor | None  # of packed documents, and how many tokens of the first one are other ranks'
+    before: int
     row_targets: Tensor  # of its rows, with the tokens that other ranks have
 
 
@@ -105,12 +106,18 @@ class Reader:
         if bounds is None:
             inputs, whole = (tensor[place * rows : (place + 1) * rows] for tensor in (inputs, targets))
             tokens = self.tokens_of(whole)
-            return Batch(inputs[:, tokens], whole[:, tokens], None, whole)
+            return Batch(inputs[:, tokens], whole[:, tokens], None, 0, whole)
         length = inputs.shape[1] // self.plan.micro_batch * rows
-        first, last = place * length, (place + 1) * length
-        bounds = bounds[(bounds >= first) & (bounds <= last)] - first
-        targets = targets[:, first:last]
-        return Batch(inputs[:, first:last], targets, bounds, targets)
+        row = slice(place * length, (place + 1) * length)
+        inputs, whole = inputs[:, row], targets[:, row]
+        tokens = self.tokens_of(whole)  # documents may begin and end anywhere in them
+        first, last = row.start + tokens.start, row.start + tokens.stop
+        inside = bounds[(bounds > first) & (bounds < last)]
+        ends = bounds.new_tensor([first, last])
+        before = first - int(bounds[bounds <= first].max())
+        return Batch(
+            inputs[:, tokens], whole[:, tokens], torch.cat([ends[:1], inside, ends[1:]]) - first, before, whole
+        )
 
     def tokens_of(self, rows: Tensor) -> slice:
         """Those of a sequence that this rank has."""
@@ -203,6 +210,7 @@ class Trainer:
         self.reader = Reader(plan, ranks)
         self.eval_reader = Reader(plan, ranks, evaluates=True) if plan.eval_every else None
         self._check_data()
+        self.context: Context | None = None
         self.dtype = torch.float64 if plan.dtype == "float64" else torch.float32
         self.sharded = self._build()
         self.optimiser = AdamW(
@@ -228,8 +236,6 @@ class Trainer:
                 f"batch_tokens / (length × accumulation) is {plan.micro_batch} sequences, which {ranks.data} "
                 f"data-parallel ranks cannot share; it takes a multiple of {ranks.data}."
             )
-        if ranks.context > 1 and plan.data.get("packed"):
-            raise Refusal("data.packed is true, and packed sequences are not cut over context-parallel ranks.")
         if plan.cuda_graph:
             raise Refusal("cuda_graph=true is for one process: `gka train`; set it to false for several.")
 
@@ -259,7 +265,7 @@ class Trainer:
         if self.ranks.tensor > 1:
             cut_heads(model, self.ranks.mesh["tensor"])
         if self.ranks.context > 1:
-            cut_sequence(model, self.ranks.group("context"))
+            self.context = cut_sequence(model, self.ranks.group("context"))
         return Sharded(model, self.ranks, self.compute, self.dtype)
 
     # -- where the weights come from
@@ -286,6 +292,7 @@ class Trainer:
                 raise RuntimeError(f"the run '{folder}' has no checkpoint to start from yet.")
             if not saved[-1].is_dir():
                 raise RuntimeError(f"there is no checkpoint '{saved[-1]}' to start from; check the path.")
+            torch.ops.gka.check_training_tokenizer(json.dumps(self.plan.settings), os.fspath(saved[-1]))
             weights.update(torch.ops.gka.load_weights(os.fspath(saved[-1])))
             for name, parameter in self.sharded.parameters.items():
                 got = weights[name].shape if name in weights else None
@@ -360,6 +367,8 @@ class Trainer:
     def _loss(self, part: Batch, divisor: float, predict: bool = False) -> tuple[Tensor, Tensor | None]:
         device = self.ranks.device
         bounds = None if part.cu_seqlens is None else part.cu_seqlens.to(device)
+        if self.context is not None:
+            self.context.enter(None if bounds is None else part.cu_seqlens.tolist(), part.before)
         return self.sharded.model.loss(
             part.inputs.to(device), part.targets, cu_seqlens=bounds, divisor=divisor, predict=predict
         )

@@ -24,6 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kConfigName = "config.json";
+constexpr const char* kAutoModelName = "gka_hf.py";
 constexpr const char* kWeightsName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kGenerationName = "generation_config.json";
@@ -396,6 +397,11 @@ void save_model(const Decoder& decoder, const fs::path& folder, const SaveOption
 void write_config(const fs::path& folder, const ModelConfig& config, at::ScalarType dtype) {
   auto json = to_json(config);
   json["dtype"] = name_of_dtype(dtype);
+  json.erase("auto_map");  // where the model came from, of files that are not here
+  if (config.attention_family() == nullptr) {
+    json["auto_map"] = {{"AutoConfig", "gka_hf.GkaConfig"}, {"AutoModelForCausalLM", "gka_hf.GkaForCausalLM"}};
+    write_text(folder / kAutoModelName, "from gka.hf import GkaConfig, GkaForCausalLM  # noqa: F401\n");
+  }
   write_text(folder / kConfigName, json.dump(2) + "\n");
 }
 

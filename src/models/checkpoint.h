@@ -58,7 +58,8 @@ struct PlannedTensor {
 void write_weights(const std::filesystem::path& folder, std::vector<PlannedTensor> tensors,
                    std::int64_t shard_bytes = kShardBytes);
 
-/// config.json of a model whose weights are of that type.
+/// config.json of a model whose weights are of that type; for a hybrid also the line of Python that it names, by which
+/// transformers opens the folder (with trust_remote_code) before anybody has imported gka.
 void write_config(const std::filesystem::path& folder, const ModelConfig& config, at::ScalarType dtype);
 
 /// What a parameter is called in a file: its own name, but for the sliding layers of a hybrid, which are published as

@@ -14,6 +14,7 @@
 #include "layers/mixers.h"
 #include "layers/rotary.h"
 #include "models/checkpoint.h"
+#include "models/checksums.h"
 #include "models/config.h"
 
 namespace gka::python {
@@ -56,6 +57,7 @@ std::string read_config(const std::string& folder) { return spelled_out(models::
 
 /// Every tensor the model asks for, under the name it has in files; none missing and none left over.
 WeightsByName load_weights(const std::string& folder) {
+  models::verify_if_listed(folder, models::Checked::model);
   const auto config = models::load_config(folder);
   const models::Decoder shape(config, {.device = at::kMeta});
   const models::Weights weights(folder);
@@ -103,6 +105,8 @@ std::tuple<at::Tensor, double> rotary_frequencies(std::int64_t channels, double 
 TORCH_LIBRARY_FRAGMENT(gka, m) {
   m.def("parse_config(str json, str where, bool strict=True) -> str", parse_config);
   m.def("read_config(str folder) -> str", read_config);
+  m.def("verify_model(str folder) -> ()",
+        [](const std::string& folder) { models::verify_if_listed(folder, models::Checked::model); });
   m.def("load_weights(str folder) -> Dict(str, Tensor)", load_weights);
   m.def("save_model(str folder, str json, Dict(str, Tensor) weights) -> ()", save_model);
   m.def("rotary_frequencies(int channels, float theta, str parameters) -> (Tensor turns, float factor)",

@@ -93,6 +93,11 @@ std::optional<std::string> training_tokenizer(const std::string& data) {
   return train::tokenizer_of(Json::parse(data));
 }
 
+/// Throws where the model in `folder` keeps another tokenizer than that of the token files.
+void check_training_tokenizer(const std::string& settings, const std::string& folder) {
+  train::check_tokenizer(train::parse(Json::parse(settings)), folder);
+}
+
 models::ModelConfig config_of(const std::string& json) {
   return models::parse_training_config(Json::parse(json), "model");
 }
@@ -174,6 +179,7 @@ TORCH_LIBRARY_FRAGMENT(gka, m) {
   m.def("training_model(str settings) -> str", training_model);
   m.def("training_difference(str before, str now) -> str", training_difference);
   m.def("training_tokenizer(str data) -> str?", training_tokenizer);
+  m.def("check_training_tokenizer(str settings, str folder) -> ()", check_training_tokenizer);
   m.def("draw_weights(str json, int seed, ScalarType dtype) -> Dict(str, Tensor)", draw_weights);
   m.def("decaying_parameters(str json) -> str[]", decaying_parameters);
   m.def("describe_step(str report) -> str", describe_step);

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import gka
 from gka import _collectives as exchange
-from gka._context import Context
+from gka._context import cut_sequence
 from gka._ranks import Ranks
 from gka._tensor import cut_heads
 
@@ -39,7 +39,7 @@ def gap(got, want):
 def exchanges(device):
     """In a group of one rank what is sent comes back."""
     group, x = dist.group.WORLD, torch.randn(2, 3, 4, 4, device=device, requires_grad=True)
-    decay = torch.zeros(2, 3, device=device, requires_grad=True)
+    decay = torch.ones(2, 3, device=device, requires_grad=True)
     results = [exchange.gather(x.detach(), group)[0], exchange.gather_past(x, 1, group), exchange.shift(x, group)]
     results += [exchange.fold_past(x, decay, group), exchange._Copy.apply(x, group), exchange._Sum.apply(x, group)]
     assert [gap(y, x) for y in results] == [0, 0, 1, 1, 0, 0]  # nothing was before the first rank
@@ -56,9 +56,7 @@ def cut_in_one(device, ranks):
     wanted = torch.autograd.grad(whole.loss(ids, ids)[0], list(whole.parameters()))
     cut = gka.models.Decoder(config, device="meta")
     cut_heads(cut, ranks.mesh["tensor"])
-    for block in cut.model.layers:
-        if isinstance(block.mixer, gka.nn.GatedKalmaNet | gka.nn.Attention):
-            block.mixer.context = Context(ranks.group("context"))
+    cut_sequence(cut, ranks.group("context"))
     cut.to_empty(device=device)
     with torch.no_grad():
         for mine, its in zip(cut.parameters(), whole.parameters(), strict=True):

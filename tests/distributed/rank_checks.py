@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 import gka
 from gka import _collectives, train
-from gka._context import Context, cut_sequence
+from gka._context import Context
 from gka._library import load_floors
 from gka._ranks import Ranks, Refusal
 
@@ -41,9 +41,10 @@ def _gap(got, want):
     return ((got - want).norm() / want.norm().clamp_min(1)).item()
 
 
-def layer_in_context(make, tokens=24, batch=2):
+def layer_in_context(make, tokens=24, batch=2, bounds=None):
     """A layer on a sequence that is cut over the ranks, against the same on the whole: the largest difference of the
-    output, of the input's gradient and of every parameter's, and what this rank has sent."""
+    output, of the input's gradient and of every parameter's, and what this rank has sent. ``bounds``: of packed
+    documents."""
     kind, arguments = make
     ranks = dist.get_world_size()
     torch.manual_seed(0)
@@ -56,17 +57,22 @@ def layer_in_context(make, tokens=24, batch=2):
             parameter.add_(0.3 * torch.randn_like(parameter))
     x = torch.randn(batch, tokens, arguments["hidden_size"], dtype=torch.float64, requires_grad=True)
     reached = torch.randn(batch, tokens, arguments["hidden_size"], dtype=torch.float64)
-    whole, _ = layer(x)
+    packed = None if bounds is None else torch.tensor(bounds)
+    whole, _ = layer(x, None, packed)
     wanted = torch.autograd.grad(whole, [x, *learned], reached)
 
     place = dist.get_rank()
     mine = slice(tokens // ranks * place, tokens // ranks * (place + 1))
     layer.context = Context(dist.group.WORLD)
+    if bounds is not None:
+        mine_alone = [0, *(b - mine.start for b in bounds if mine.start < b < mine.stop), tokens // ranks]
+        layer.context.enter(mine_alone, mine.start - max(b for b in bounds if b <= mine.start))
+        packed = torch.tensor(mine_alone)
     part = x.detach()[:, mine].clone().requires_grad_()
     sent, gather = [], _collectives.gather
     try:
         _collectives.gather = lambda tensor, group: (sent.append(tensor.numel()), gather(tensor, group))[1]
-        y, _ = layer(part)
+        y, _ = layer(part, None, packed)
         forward = sum(sent)
         got = list(torch.autograd.grad(y, [part, *learned], reached[:, mine]))
     finally:
@@ -76,17 +82,6 @@ def layer_in_context(make, tokens=24, batch=2):
     gaps = [_gap(y, whole[:, mine]), _gap(got[0], wanted[0][:, mine])]
     gaps += [_gap(a, b) for a, b in zip(got[1:], wanted[1:], strict=True)]
     return max(gaps), forward, sum(sent) - forward
-
-
-def refuse_context(pattern):
-    config = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
-    config |= {"num_hidden_layers": 1, "num_key_value_heads": 2, "hybrid_override_pattern": pattern}
-    config["mamba2_config"] = {"head_dim": 8}
-    try:
-        cut_sequence(gka.models.Decoder(config, device="meta"), dist.group.WORLD)
-    except Refusal as error:
-        return str(error)
-    return ""
 
 
 def operator_on_dtensors(dim, **options):

@@ -7,6 +7,7 @@ from test_training_on_ranks import RECALL, difference, gka_train
 
 GKA = {"hidden_size": 24, "head_dim": 8, "num_q_heads": 4, "num_k_heads": 2, "num_v_heads": 2}
 ATTENTION = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+HEADED = {"hidden_size": 24, "head_dim": 8, "num_heads": 3}
 
 LAYERS = {
     "as published": ("GatedKalmaNet", GKA),
@@ -22,6 +23,14 @@ LAYERS = {
     "a window within the neighbour": ("Attention", ATTENTION | {"sliding_window": 5}),
     "a window over several ranks": ("Attention", ATTENTION | {"sliding_window": 9}),
     "a window of one token": ("Attention", ATTENTION | {"sliding_window": 1}),
+    "Gated DeltaNet": ("GatedDeltaNet", GKA | {"expand_v": 2.0, "allow_neg_eigval": True}),
+    "DeltaNet without convolutions": ("DeltaNet", HEADED | {"conv_size": 0}),
+    "Kimi Delta Attention": ("KimiDeltaAttention", HEADED),
+    "MesaNet": ("MesaNet", HEADED | {"use_gate": True}),
+    "gated linear attention": ("GatedLinearAttention", {"hidden_size": 24, "num_heads": 3, "conv_size": 3}),
+    "RetNet": ("RetNet", {"hidden_size": 24, "num_heads": 3}),
+    "linear attention": ("LinearAttention", {"hidden_size": 24, "num_heads": 3}),
+    "Mamba2": ("Mamba2", {"hidden_size": 24, "head_dim": 8, "state_size": 5, "n_groups": 2}),
 }
 
 
@@ -37,19 +46,35 @@ def test_a_memory_sends_one_state_and_as_much_back_whatever_the_length(pool):
     for tokens in (24, 96):
         for _, forward, backward in pool.run("layer_in_context", 2, make=LAYERS["as published"], tokens=tokens):
             assert (forward, backward) == (state + decays, state)
+    left, written = (
+        2 * 4 * 8 * 8,
+        2 * 4 * 8 * 16,
+    )  # of a delta rule: the matrix an older state goes through, and its own
+    for _, forward, backward in pool.run("layer_in_context", 2, make=LAYERS["Gated DeltaNet"]):
+        assert (forward, backward) == (left + written, written)
 
 
-@pytest.mark.parametrize("pattern", ["GDN", "M2", "KDA"])
-def test_a_layer_whose_sequences_cannot_be_cut_is_named(pool, pattern):
-    for sentence in pool.run("refuse_context", 2, pattern=pattern):
-        assert f"layer 0 is {pattern}, and sequences are cut over ranks for GKA and attention layers alone" in sentence
+# Of 24 tokens on four ranks: one begins just before a cut, one at it, one just after; one lies on three ranks.
+DOCUMENTS = ([0, 5, 12, 13, 24], [0, 3, 22, 24])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["as published", "a sketch", "attention with convolutions", "a window within the neighbour"]
+    + ["a window over several ranks", "Gated DeltaNet", "Kimi Delta Attention", "MesaNet", "RetNet", "Mamba2"],
+)
+def test_packed_documents_may_begin_on_any_rank(pool, name):
+    for bounds in DOCUMENTS:
+        for gap, _, _ in pool.run("layer_in_context", 4, make=LAYERS[name], batch=1, bounds=bounds):
+            assert gap < 1e-12
 
 
 CUTS = {
     "heads of every kind of layer": (2, {"tensor": 2}, "GKA-*-SWA-GDN-KDA-MESA-GLA-RET-LA-DN"),
+    "sequences of every kind of layer": (2, {"context": 2}, "GKA-*-SWA-GDN-KDA-MESA-GLA-RET-LA-DN-M2"),
     "rows and heads": (4, {"tensor": 2}, "GKA-*"),
     "rows and sequences": (4, {"context": 2}, "GKA-SWA-*"),
-    "sequences and heads": (4, {"context": 2, "tensor": 2}, "GKA-*"),
+    "sequences and heads": (4, {"context": 2, "tensor": 2}, "GKA-*-GDN"),
 }
 
 
@@ -57,7 +82,7 @@ CUTS = {
 def test_a_run_that_is_cut_trains_as_one_process_does(pool, tmp_path, name):
     ranks, cut, pattern = CUTS[name]
     model = RECALL["model"] | {"hybrid_override_pattern": pattern, "num_hidden_layers": pattern.count("-") + 1}
-    model |= {"sliding_window": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model |= {"sliding_window": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "mamba2_config": {"head_dim": 8}}
     settings = RECALL | {"model": model, "steps": 2, "eval_every": 2, "clip": 0.5}
     (tmp_path / "cut.json").write_text(json.dumps(settings))
     done = gka_train(tmp_path, "cut.json", "--set", "output=one")

@@ -92,6 +92,9 @@ def test_packed_text_recomputed_activations_and_tied_embeddings_make_no_differen
     assignments = ["output=two", "checkpoint_activations=true"]
     assert pool.run("train_run", 2, folder=tmp_path, file="text.json", assignments=assignments) == [True] * 2
     assert difference(tmp_path / "one", tmp_path / "two") < 1e-9
+    cut = {"folder": tmp_path, "file": "text.json", "assignments": ["output=cut"], "context": 2}
+    assert pool.run("train_run", 4, **cut) == [True] * 4  # documents begin anywhere in a rank's tokens
+    assert difference(tmp_path / "one", tmp_path / "cut") < 1e-9
     files = [{path.name for path in (tmp_path / run / "latest").iterdir()} for run in ("one", "two")]
     assert files[0] - {"optimizer.safetensors"} == files[1] - {"distributed"}
 
@@ -130,6 +133,27 @@ def test_what_ranks_have_trained_starts_a_run_of_one_process(pool, recall):
     done = gka_train(recall, "recall.json", *arguments)
     assert done.returncode == 0, done.stderr
     assert metrics(recall / "second")[0]["loss"] < metrics(recall / "one")[0]["loss"]
+
+
+def test_ranks_start_from_no_model_of_another_tokenizer(pool, tmp_path):
+    """As `gka train --from` does: token 65 of one is not token 65 of the other."""
+    (tmp_path / "text.txt").write_text("\n\n".join(f"the number {i} is followed by {i + 1}." for i in range(200)))
+    subprocess.run(
+        [PROGRAM, "tokenizer", "train", "text.txt", "--vocab-size", "270", "--out", "bpe.json"],
+        cwd=tmp_path,
+        check=True,
+    )
+    for name, tokenizer in (("bytes", "bytes"), ("pieces", "bpe.json")):
+        words = [PROGRAM, "tokenize", "text.txt", "--tokenizer", tokenizer, "--out", name]
+        subprocess.run(words, cwd=tmp_path, check=True)
+    model = RECALL["model"] | {"vocab_size": 300, "num_hidden_layers": 1, "hybrid_override_pattern": "GKA"}
+    settings = RECALL | {"model": model, "steps": 1, "eval_every": 0, "length": 32, "batch_tokens": 256}
+    (tmp_path / "text.json").write_text(json.dumps(settings | {"data": {"kind": "tokens", "files": ["bytes.tokens"]}}))
+    assert gka_train(tmp_path, "text.json", "--set", "output=first").returncode == 0
+    assignments = ["output=second", 'from="first"', "data.files=pieces.tokens"]
+    for said in pool.run("train_run", 2, folder=tmp_path, file="text.json", assignments=assignments):
+        assert "pieces.tokens is of another tokenizer than the one the model" in str(said)
+    assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,29 @@ def test_a_published_checkpoint_opens(name):
         assert_same(theirs(ids).logits, gka.load(GOLDENS / name, dtype=torch.float32)(ids), 1e-5)
 
 
-def test_with_an_auto_map_it_opens_without_importing_gka_first(tmp_path):
-    gka.models.Decoder(CONFIG | {"hybrid_override_pattern": "GKA-*"}).save(tmp_path / "model")
-    gka.hf.add_auto_map(tmp_path / "model")
+def test_a_folder_that_was_changed_is_refused_by_transformers_too(tmp_path):
+    model = gka.models.Decoder(CONFIG | {"hybrid_override_pattern": "GKA-*"})
+    model.save(tmp_path / "model")
+    torch.ops.gka.write_checksums(str(tmp_path / "model"))
+    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    weights = tmp_path / "model/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    for load in (gka.load, transformers.AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match="model.safetensors"):
+            load(tmp_path / "model")
+    opened.save_pretrained(tmp_path / "model")  # another model from here on, with no checksums to keep to
+    assert gka.load(tmp_path / "model").state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("by", ["gka", "transformers"])
+def test_what_is_saved_opens_without_importing_gka_first(tmp_path, by):
+    config = CONFIG | {"hybrid_override_pattern": "GKA-*"}
+    if by == "gka":
+        gka.models.Decoder(config).save(tmp_path / "model")
+    else:
+        gka.hf.GkaForCausalLM(gka.hf.GkaConfig(**config)).save_pretrained(tmp_path / "model")
     program = (
         "import sys, transformers\n"
         "model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
