@@ -26,7 +26,7 @@ constexpr int kColumns = kVectorBytes == 64 ? 4 : 3;
 constexpr int kColumnsOfOne = kVectorBytes == 64 ? 8 : 6;  // where there is one row of x
 constexpr std::int64_t kTaskBytes = 1 << 16;               // of W
 constexpr int kCacheLine = 64;                             // bytes
-constexpr std::int64_t kAhead = 16 << 10;                  // bytes of W that are asked for before they are needed
+constexpr std::int64_t kAhead = 24 << 10;  // bytes of W that are asked for before they are needed, at least
 
 template <typename Part>
 using Narrow [[gnu::vector_size(kLane * sizeof(Part)), gnu::may_alias]] = Part;
@@ -41,17 +41,17 @@ V load_some(const Part* p, int n) {
 
 struct Float32 {
   static constexpr StoredAs kStored = StoredAs::float32;
+  static constexpr bool kScaled = false;
   static constexpr int kLine = kCacheLine / 4;  // numbers in a line of the cache
-  static Vec<float> at(const char* row, std::int64_t, std::int64_t k) {
-    return load(reinterpret_cast<const float*>(row) + k);
-  }
-  static Vec<float> last(const char* row, std::int64_t, std::int64_t k, int n) {
+  static Vec<float> at(const char* row, std::int64_t k) { return load(reinterpret_cast<const float*>(row) + k); }
+  static Vec<float> last(const char* row, std::int64_t k, int n) {
     return load_some<Vec<float>>(reinterpret_cast<const float*>(row) + k, n);
   }
 };
 
 struct Bfloat16 {
   static constexpr StoredAs kStored = StoredAs::bfloat16;
+  static constexpr bool kScaled = false;
   static constexpr int kLine = kCacheLine / 2;  // numbers in a line of the cache
   using Half = Narrow<std::uint16_t>;
 
@@ -65,19 +65,22 @@ struct Bfloat16 {
     std::memcpy(&v, &bits, sizeof v);
     return v;
   }
-  static Vec<float> at(const char* row, std::int64_t, std::int64_t k) {
+  static Vec<float> at(const char* row, std::int64_t k) {
     Half half;
     std::memcpy(&half, row + 2 * k, sizeof half);
     return widened(half);
   }
-  static Vec<float> last(const char* row, std::int64_t, std::int64_t k, int n) {
+  static Vec<float> last(const char* row, std::int64_t k, int n) {
     return widened(load_some<Half>(reinterpret_cast<const std::uint16_t*>(row) + k, n));
   }
 };
 
+/// A line is a group: its sum is multiplied by the scale, not each number.
 struct Int8 {
   static constexpr StoredAs kStored = StoredAs::int8;
+  static constexpr bool kScaled = true;
   static constexpr int kLine = kCacheLine / 1;  // numbers in a line of the cache
+  static_assert(kLine == kInt8Group);
   using Byte = Narrow<std::int8_t>;
 
   /// The compiler takes a widening to four times the bits lane by lane, so that has to be spelled out.
@@ -90,15 +93,18 @@ struct Int8 {
     return __builtin_convertvector(__builtin_convertvector(byte, Narrow<std::int16_t>), Vec<std::int32_t>);
 #endif
   }
-  static Vec<float> at(const char* row, std::int64_t in, std::int64_t k) {
+  static Vec<float> at(const char* row, std::int64_t k) {
     Byte byte;
     std::memcpy(&byte, row + k, sizeof byte);
-    float scale;
-    std::memcpy(&scale, row + int8_groups(in) * kInt8Group + 4 * (k / kInt8Group), sizeof scale);
-    return __builtin_convertvector(widened(byte), Vec<float>) * scale;
+    return __builtin_convertvector(widened(byte), Vec<float>);
   }
   /// Rows are filled up with zeros.
-  static Vec<float> last(const char* row, std::int64_t in, std::int64_t k, int) { return at(row, in, k); }
+  static Vec<float> last(const char* row, std::int64_t k, int) { return at(row, k); }
+  static float scale(const char* row, std::int64_t in, std::int64_t k) {
+    float value;
+    std::memcpy(&value, row + int8_groups(in) * kInt8Group + 4 * (k / kInt8Group), sizeof value);
+    return value;
+  }
 };
 
 /// Halves are added until one lane is left.
@@ -129,19 +135,19 @@ struct Stripe {
   std::int64_t y_stride;
 };
 
-/// Asks for a tile further on while this one is read, line after line as it lies in memory: left to itself the hardware
-/// would notice each row anew.
-template <typename Weights, int kN>
-[[gnu::always_inline]] inline void ask_ahead(const char* ahead, std::int64_t k) {
-  const char* next = ahead + k * kN * (kCacheLine / Weights::kLine);
+/// Asks for a line of each of kN rows further on: left to itself the hardware would notice each row anew.
+template <int kN>
+[[gnu::always_inline]] inline void ask_ahead(const char* row, std::int64_t stride) {
 #pragma GCC unroll 8
-  for (int n = 0; n < kN; ++n) __builtin_prefetch(next + n * kCacheLine, 0, 2);
+  for (int n = 0; n < kN; ++n) __builtin_prefetch(row + n * stride, 0, 2);
 }
 
-template <typename Weights, int kM, int kN>
-void tile(const Stripe& s) {
-  Vec<float> acc[kM][kN] = {};
-  const auto add = [&](auto weight, auto input) __attribute__((always_inline)) {
+template <int kM, int kN>
+struct Sums {
+  Vec<float> of[kM][kN] = {};
+
+  template <typename Weight, typename Input>
+  [[gnu::always_inline]] void add(const Stripe& s, const Weight& weight, const Input& input) {
     Vec<float> w[kN];
 #pragma GCC unroll 8
     for (int n = 0; n < kN; ++n) w[n] = weight(s.w + n * s.w_stride);
@@ -149,28 +155,52 @@ void tile(const Stripe& s) {
     for (int m = 0; m < kM; ++m) {
       const Vec<float> x = input(s.x + m * s.x_stride);
 #pragma GCC unroll 8
-      for (int n = 0; n < kN; ++n) acc[m][n] += x * w[n];
+      for (int n = 0; n < kN; ++n) of[m][n] += x * w[n];
     }
-  };
-  const auto add_whole = [&](std::int64_t k) __attribute__((always_inline)) {
-    add([&](const char* row) { return Weights::at(row, s.in, k); }, [&](const float* row) { return load(row + k); });
-  };
-  const char* const ahead = s.w + kAhead;
-  std::int64_t k = 0;
-  for (; k + Weights::kLine <= s.in; k += Weights::kLine) {
-    ask_ahead<Weights, kN>(ahead, k);
-#pragma GCC unroll 4
-    for (int i = 0; i < Weights::kLine; i += kLane) add_whole(k + i);
   }
-  for (; k + kLane <= s.in; k += kLane) add_whole(k);
-  if (const int rest = static_cast<int>(s.in - k); rest > 0) {
-    add([&](const char* row) { return Weights::last(row, s.in, k, rest); },
+};
+
+/// Numbers begin … end − 1 of the rows, at most a line of the cache and from where one begins.
+template <typename Weights, int kM, int kN>
+[[gnu::always_inline]] inline void add_line(const Stripe& s, std::int64_t begin, std::int64_t end, Sums<kM, kN>& sums) {
+  Sums<kM, kN> group;
+  auto& to = Weights::kScaled ? group : sums;
+  auto k = begin;
+#pragma GCC unroll 4
+  for (; k + kLane <= end; k += kLane) {
+    to.add(s, [&](const char* row) { return Weights::at(row, k); }, [&](const float* row) { return load(row + k); });
+  }
+  if (const int rest = static_cast<int>(end - k); rest > 0) {
+    to.add(
+        s, [&](const char* row) { return Weights::last(row, k, rest); },
         [&](const float* row) { return load_some<Vec<float>>(row + k, rest); });
   }
+  if constexpr (Weights::kScaled) {
+#pragma GCC unroll 8
+    for (int n = 0; n < kN; ++n) {
+      const float scale = Weights::scale(s.w + n * s.w_stride, s.in, begin);
+#pragma GCC unroll 8
+      for (int m = 0; m < kM; ++m) sums.of[m][n] += group.of[m][n] * scale;
+    }
+  }
+}
+
+template <typename Weights, int kM, int kN>
+void tile(const Stripe& s) {
+  Sums<kM, kN> sums;
+  const auto tile_bytes = kN * s.w_stride;
+  const char* const ahead = s.w + (kAhead / tile_bytes + 1) * tile_bytes;
+  std::int64_t k = 0, byte = 0;
+  for (; k + Weights::kLine <= s.in; k += Weights::kLine, byte += kCacheLine) {
+    ask_ahead<kN>(ahead + byte, s.w_stride);
+    add_line<Weights>(s, k, k + Weights::kLine, sums);
+  }
+  for (; byte < s.w_stride; byte += kCacheLine) ask_ahead<kN>(ahead + byte, s.w_stride);
+  if (k < s.in) add_line<Weights>(s, k, s.in, sums);
 #pragma GCC unroll 8
   for (int m = 0; m < kM; ++m) {
 #pragma GCC unroll 8
-    for (int n = 0; n < kN; ++n) s.y[m * s.y_stride + n] = sum(acc[m][n]);
+    for (int n = 0; n < kN; ++n) s.y[m * s.y_stride + n] = sum(sums.of[m][n]);
   }
 }
 
@@ -185,7 +215,8 @@ void all_rows(Stripe s, std::int64_t rows) {
       s.y += kM * s.y_stride;
     }
   };
-  step(Constant<kRows>{});
+  // Groups are summed by themselves and need registers of their own.
+  if constexpr (kRows <= 4 || !Weights::kScaled) step(Constant<kRows>{});
   if constexpr (kRows > 4) step(Constant<4>{});
   step(Constant<2>{});
   step(Constant<1>{});
