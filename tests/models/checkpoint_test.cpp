@@ -35,7 +35,7 @@ TEST(Checkpoint, WhatIsSavedLoadsToTheBit) {
     const Scratch folder;
     const auto model = tiny_model(tiny_config(pattern, tied), at::kFloat);
     save_model(model, folder.path());
-    EXPECT_EQ(folder.names(), (std::vector<std::string>{"config.json", "model.safetensors"}));
+    EXPECT_EQ(folder.names(), (std::vector<std::string>{"config.json", "gka_hf.py", "model.safetensors"}));
     EXPECT_EQ(Weights(folder.path()).has("lm_head.weight"), !tied);
     expect_same(model, load_model(folder.path(), {.warn = no_warning}));
   }
@@ -47,8 +47,8 @@ TEST(Checkpoint, AboveASizeItIsSplitWithAnIndexAndLoadsTheSame) {
   save_model(model, folder.path());
   save_model(model, folder.path(), {.shard_bytes = 20'000});
   const auto names = folder.names();
-  EXPECT_GT(names.size(), 3U);
-  EXPECT_EQ(names[1], "model-00001-of-0000" + std::to_string(names.size() - 2) + ".safetensors");
+  EXPECT_GT(names.size(), 4U);
+  EXPECT_EQ(names[2], "model-00001-of-0000" + std::to_string(names.size() - 3) + ".safetensors");
   EXPECT_EQ(names.back(), "model.safetensors.index.json");
   expect_same(model, load_model(folder.path(), {.warn = no_warning}));
 
@@ -58,7 +58,17 @@ TEST(Checkpoint, AboveASizeItIsSplitWithAnIndexAndLoadsTheSame) {
   EXPECT_EQ(index["metadata"]["total_size"], bytes);
 
   save_model(model, folder.path());
-  EXPECT_EQ(folder.names(), (std::vector<std::string>{"config.json", "model.safetensors"}));
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"config.json", "gka_hf.py", "model.safetensors"}));
+}
+
+TEST(Checkpoint, AHybridNamesThePythonThatTransformersOpensItWith) {
+  const Scratch folder;
+  auto config = tiny_config("GKA-*");
+  config.extra["auto_map"] = {{"AutoConfig", "theirs.Config"}};  // where it came from; that file is not here
+  save_model(tiny_model(config, at::kFloat), folder.path());
+  EXPECT_EQ(read_json(folder / "config.json")["auto_map"]["AutoConfig"], "gka_hf.GkaConfig");
+  save_model(tiny_model(tiny_config("*"), at::kFloat), folder / "attention");
+  EXPECT_FALSE(read_json(folder / "attention" / "config.json").contains("auto_map"));
 }
 
 TEST(Checkpoint, AModelLoadsInAnotherType) {
