@@ -118,3 +118,15 @@ def test_a_slice_packs_trains_and_measures_and_the_next_one_knows_what_is_done(d
     assert f"{held_out['all']['loss']:.3f}" in (tmp_path / "results.md").read_text()
     again = call(FOLDER / "run.py", "run", *plan, "--tokens", "2560")
     assert again.stderr.startswith("0 runs done, 0 left")
+
+
+def test_ablations_change_one_thing_and_measure_fewer_iterations_of_the_same_weights(data, tmp_path):
+    call(FOLDER / "pack.py", "pack", "--data", data, "--out", tmp_path / "packs", "--sources", "prose")
+    call(FOLDER / "pack.py", "unpack", tmp_path / "packs" / "lm-1.tar", "--out", tmp_path / "data")
+    plan = ["--size", "toy", "--data", tmp_path / "data", "--out", tmp_path / "out", "--items", "0", "--windows", "2"]
+    program = FOLDER.parent / "ablations" / "run.py"
+    call(program, "run", *plan, "--only", "base", "--tokens", "1024", "--rate", "0.01")
+    (base,) = sweep.read_results(tmp_path / "out" / "results.jsonl").values()
+    losses = [base["measures"]["iterations"][count]["all"]["loss"] for count in ("5", "10", "15")]
+    losses.append(base["measures"]["held_out"]["all"]["loss"])
+    assert len(set(losses)) == 4 and max(losses) - min(losses) < 0.5

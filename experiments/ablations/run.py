@@ -1,0 +1,126 @@
+"""What each part of Gated KalmaNet is worth: one model, one thing changed at a time.
+
+list, run, merge, report   as in experiments/lm, whose text, recipe, measures and budget these runs have
+
+run.py run --device cuda --budget 540 --data /root/lm/data --out /root/ablations
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "experiments" / "lm")]
+
+from console import run_program
+from sizes import SIZES, common
+from sweep import Results, Run, read_results, write_results
+from trials import add_options, guessed_speed, known_results, list_runs, recipe, run_plan, vocabulary_of
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results.jsonl"
+LM_RESULTS = ROOT / "experiments" / "lm" / "results.jsonl"
+USUAL_RATE = 2e-3  # where experiments/lm has not found GKA's best one yet
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`choices` are keys of gka_config; `iterations`: solver steps to measure the trained model with besides its own."""
+
+    title: str
+    choices: dict[str, object] = field(default_factory=dict)
+    iterations: tuple[int, ...] = ()
+
+
+VARIANTS = {
+    "base": Variant("as released: β², a = 0.02, 30 iterations", iterations=(5, 10, 15)),
+    "no-decay": Variant("no decay", {"use_forgetting_gate": False, "use_forgetting_gate_kk": False}),
+    "no-alpha": Variant("no α connection", {"use_alpha_connection": False}),
+    "no-beta": Variant("β = 1 (the paper's)", {"use_beta_gate": False}),
+    "beta": Variant("β in place of β²", {"beta_weight": "paper"}),
+    "a-0.01": Variant("a = 0.01", {"ridge_strength": 0.01}),
+    "a-0.05": Variant("a = 0.05", {"ridge_strength": 0.05}),
+    "a-0.1": Variant("a = 0.1", {"ridge_strength": 0.1}),
+    "constant": Variant("constant λ = 0.25", {"ridge_mode": "constant", "ridge_strength": 0.25}),
+    "sketch-32": Variant("solved in 32 learned dimensions", {"sketch_dim": 32}),
+    "iterations-5": Variant("5 iterations", {"num_iter": 5}),
+    "iterations-10": Variant("10 iterations", {"num_iter": 10}),
+    "iterations-15": Variant("15 iterations", {"num_iter": 15}),
+}
+
+
+def gka_rate(size: str) -> float:
+    """The one that experiments/lm chose for GKA at this size."""
+    for result in read_results(LM_RESULTS).values():
+        if (result["size"], result["layer"], result["stage"]) == (size, "gka", "final"):
+            return result["rate"]
+    return USUAL_RATE
+
+
+def make(options: argparse.Namespace, variant: str, seed: int) -> Run:
+    size = SIZES[options.size]
+    tokens, rate = options.tokens or size.tokens, options.rate or gka_rate(options.size)
+    model = common(options.size, vocabulary_of(options)) | {
+        "hybrid_override_pattern": f"{size.blocks}xGKA",
+        "gka_config": VARIANTS[variant].choices,
+    }
+    tags = {"size": options.size, "variant": variant, "corpus": options.corpus, "rate": rate, "seed": seed,
+            "iterations": VARIANTS[variant].iterations}  # fmt: skip
+    return Run(
+        name=f"{options.size}-{variant}-{options.corpus}-{tokens / 1e6:g}M-lr{rate:g}-s{seed}",
+        tags=tags,
+        settings={"model": model} | recipe(options, tokens, rate, seed),
+        alike=f"{options.size}-{variant}-{options.corpus}",
+        speed=guessed_speed(options.size, "gka"),
+        measured=True,
+    )
+
+
+def plan(options: argparse.Namespace) -> Iterator[Run]:
+    for seed in range(options.seeds):
+        for variant in options.only:
+            yield make(options, variant, seed)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    for name in ("list", "run"):
+        one = commands.add_parser(name)
+        add_options(one, "out/ablations")
+        one.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT",
+                         help=f"any of {', '.join(VARIANTS)} (all)")  # fmt: skip
+        one.add_argument("--rate", type=float, help=f"of all runs (what experiments/lm chose, or {USUAL_RATE:g})")
+        one.add_argument("--seeds", type=int, default=1)
+    merging = commands.add_parser("merge")
+    merging.add_argument("files", nargs="+", type=Path)
+    commands.add_parser("report")
+    return parser.parse_args()
+
+
+def report(results: Results) -> int:
+    from table import write_report  # here: it draws, and a machine that only trains may have no matplotlib
+
+    write_report(results, VARIANTS, HERE)
+    return 0
+
+
+def main() -> int:
+    options = arguments()
+    if options.command == "merge":
+        write_results(RESULTS, read_results(RESULTS, *options.files))
+        return 0
+    if options.command == "report":
+        return report(read_results(RESULTS))
+    results = known_results(options, RESULTS)
+    if options.command == "list":
+        return list_runs(options, results, plan(options))
+    return run_plan(options, results, lambda _: plan(options))
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,87 @@
+"""results.md and two figures (loss and length of the gradient) from results.jsonl."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "experiments" / "lm")]
+
+from console import write_atomically
+from report import average, markdown, number
+from sweep import Results
+
+Runs = dict[str, list[dict]]
+
+
+def by_variant(results: Results, variants: dict) -> dict[tuple[str, str], Runs]:
+    """(size, corpus) and variant to its seeds."""
+    groups: dict[tuple[str, str], Runs] = {}
+    for result in results.values():
+        groups.setdefault((result["size"], result["corpus"]), {}).setdefault(result["variant"], []).append(result)
+    return {group: {name: runs[name] for name in variants if name in runs} for group, runs in sorted(groups.items())}
+
+
+def row(title: str, runs: list[dict]) -> list[str]:
+    held = [run["measures"]["held_out"] for run in runs if "measures" in run]
+    kinds = [kind for kind in (held[0]["kind"] if held else {}) if kind != "seen"]
+    highest = max(point[2] for run in runs for point in run["curve"])
+    return [
+        title,
+        str(len(runs)),
+        number(average(held, lambda h: h["all"]["loss"])),
+        *(number(average(held, lambda h, k=k: h["kind"][k]["loss"])) for k in kinds),
+        f"{highest:.1f}",
+        f"{average(runs, lambda r: r['tokens_per_second']) / 1e3:,.0f}k",
+    ]
+
+
+def table(runs: Runs, variants: dict) -> str:
+    first = next(run for many in runs.values() for run in many if "measures" in run)
+    kinds = [kind for kind in first["measures"]["held_out"]["kind"] if kind != "seen"]
+    header = ["variant", "seeds", "loss", *kinds, "longest gradient", "tokens/s"]
+    return markdown(header, [row(variants[name].title, many) for name, many in runs.items()])
+
+
+def inference_alone(runs: Runs) -> str:
+    """The trained model with fewer solver steps than it was trained with."""
+    rows = []
+    for run in runs.get("base", []):
+        for count, held in run.get("measures", {}).get("iterations", {}).items():
+            rows.append([count, str(run["seed"]), number(held["all"]["loss"], 4)])
+        rows.append(["30 (its own)", str(run["seed"]), number(run["measures"]["held_out"]["all"]["loss"], 4)])
+    return markdown(["iterations at inference", "seed", "loss"], rows)
+
+
+def draw(runs: Runs, variants: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
+    for name in ("base", "constant"):
+        for run in runs.get(name, [])[:1]:
+            steps = [point[0] for point in run["curve"]]
+            for axis, place in zip(axes, (1, 2), strict=True):
+                axis.plot(steps, [point[place] for point in run["curve"]], label=variants[name].title, linewidth=1)
+    axes[0].set(xlabel="step", ylabel="training loss")
+    axes[1].set(xlabel="step", ylabel="length of the gradient, the largest of neighbouring steps", yscale="log")
+    axes[0].legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def write_report(results: Results, variants: dict, folder: Path) -> None:
+    parts = ["# Results\n\nWritten by `run.py report` from `results.jsonl`.\n"]
+    for (size, corpus), runs in by_variant(results, variants).items():
+        every = [run for many in runs.values() for run in many]
+        about = f"{every[0]['tokens'] / 1e6:.0f}M tokens, rate {every[0]['rate']:g}; {every[0]['device']}"
+        parts += [f"## {size}, {corpus}\n\n{about}, {max(run['date'] for run in every)}.\n", table(runs, variants)]
+        parts.append(inference_alone(runs))
+        name = f"ridge-{size}-{corpus}.png"
+        write_atomically(folder / name, lambda path, runs=runs: draw(runs, variants, path))
+        parts.append(f"![]({name})\n")
+    write_atomically(folder / "results.md", lambda path: path.write_text("\n".join(parts)))
+    print(f"{folder / 'results.md'} has the tables.")
