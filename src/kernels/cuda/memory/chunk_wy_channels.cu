@@ -153,21 +153,22 @@ __device__ __forceinline__ void make_tiles(Shared<kKeys>& s, ChunkTiles<kKeys, k
                                            float scale) {
   constexpr int kVectors = kKeys / 8, kAtOnce = kBlock / kVectors, kMine = kChunk / kAtOnce;
   const int c = thread() % kVectors * 8, first = thread() / kVectors;
-  Eight sums[kMine];
+  Eight held[kMine];  // with the delta rule keys take the sums' place
 #pragma unroll
-  for (int n = 0; n < kMine; ++n) sums[n] = eight_at(&s.sums[first + n * kAtOnce][c]);
+  for (int n = 0; n < kMine && kDelta; ++n) held[n] = eight_at(&s.sums[first + n * kAtOnce][c]);
   sync();
-#pragma unroll
+#pragma unroll(kDelta ? kMine : 1)
   for (int n = 0; n < kMine; ++n) {
     const int t = first + n * kAtOnce, span = t / kSpan, row = t % kSpan;
+    const Eight sums = kDelta ? held[n] : eight_at(&s.sums[t][c]);
     const Eight total = eight_at(&s.total[span][c]), before = eight_at(&s.before[span][c]);
     const Eight after = eight_at(&s.after[span][c]);
     const Vector q = vector_at(&s.q[t][c]), k = vector_at(&s.k[t][c]);
     float here[8], to_end[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      here[j] = power_of_two(sums[n].x[j]);
-      to_end[j] = power_of_two(total.x[j] - sums[n].x[j]);
+      here[j] = power_of_two(sums.x[j]);
+      to_end[j] = power_of_two(total.x[j] - sums.x[j]);
     }
     put_weighted(&s.q[t][c], q, [&](int j) { return scale * here[j]; });
     put_weighted(&s.k[t][c], k, [&](int j) { return to_end[j]; });
