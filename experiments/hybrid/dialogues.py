@@ -3,8 +3,8 @@
 A chat has up to sixteen facts about people (where somebody lives, whose number it is), told in one message or several,
 with text to read in between, some of them told anew later; then questions from name to fact and back, some about names
 nobody mentioned. Answers have one form each, so that they can be compared word for word. A fifth of all names and
-values appears in test chats only, and a quarter of the names is made up of syllables for each chat, so that looking up
-is what can be learned, not who lives where.
+values appears in test chats only, and most names and half of the values are made up of syllables for each chat, so that
+looking up is what can be learned, not who lives where.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 START, END = "<|im_start|>", "<|im_end|>"
+NAMES_MADE_UP, VALUES_MADE_UP = 0.7, 0.5  # shares
 
 
 def read_words() -> dict[str, list[str]]:
@@ -176,10 +177,23 @@ def held_out(word: str) -> bool:
     return sum(word.encode()) % 5 == 0
 
 
+SIDES = [  # the words of training and of tests; a kind with too few of them has them on both sides
+    {kind: [word for word in words if held_out(word) == test] or words for kind, words in WORDS.items()}
+    for test in (False, True)
+]
+
+
+LISTED = {word.lower() for words in WORDS.values() for word in words}
+
+
 def made_up(draw: random.Random) -> str:
-    syllables = draw.randint(2, 3)
-    word = "".join(draw.choice("bdfgklmnprstvz") + draw.choice("aeiou") for _ in range(syllables))
-    return (word + draw.choice(["", "n", "s", "r", "l", "x"])).capitalize()
+    """Two or three syllables that are no word of the list."""
+    while True:
+        syllables = draw.randint(2, 3)
+        word = "".join(draw.choice("bdfgklmnprstvz") + draw.choice("aeiou") for _ in range(syllables))
+        word += draw.choice(["", "n", "s", "r", "l", "x"])
+        if word not in LISTED:
+            return word
 
 
 @dataclass
@@ -200,17 +214,19 @@ class Chats:
         self.draw, self.test, self.prose = random.Random(seed), test, prose or []
 
     def word(self, kind: str) -> str:
-        return self.draw.choice([word for word in WORDS[kind] if held_out(word) == self.test] or WORDS[kind])
+        return self.draw.choice(SIDES[self.test][kind])
 
     def name(self) -> str:
-        return made_up(self.draw) if self.draw.random() < 0.25 else self.word("name")
+        return made_up(self.draw).capitalize() if self.draw.random() < NAMES_MADE_UP else self.word("name")
 
     def value(self, kind: str) -> str:
         if kind == "number":
             return str(self.draw.randrange(10, 10 ** self.draw.randint(2, 5)))
-        if kind == "city" and self.draw.random() < 0.25:
-            return made_up(self.draw)
-        return self.word(kind)
+        listed = self.word(kind)
+        if kind in ("day", "month") or self.draw.random() >= VALUES_MADE_UP:
+            return listed
+        word = made_up(self.draw)
+        return word.capitalize() if listed[0].isupper() else word
 
     def facts(self, count: int) -> list[Fact]:
         """Different names per relation and different values, so that every question has one answer, both ways."""
@@ -258,7 +274,8 @@ class Chats:
         if turns[-1][0] == "user":
             waiting = turns.pop()[1] + self.draw.choice([" ", "\n", "\n\n"])
         asked = self.draw.sample(known, len(known)) + self.draw.sample(known, len(known))
-        for fact in asked[: self.draw.randint(1, 3 + len(known))]:
+        most = 3 + len(known)
+        for fact in asked[: max(self.draw.randint(1, most), self.draw.randint(1, most))]:
             if self.draw.random() < 0.07 and not waiting:
                 turns += self.change(known)
             question, answer = self.question(fact, known)

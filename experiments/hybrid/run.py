@@ -11,6 +11,7 @@ evaluate   gka eval on the recall tasks: chats with names and values that traini
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import json
 import os
 import random
@@ -27,7 +28,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 from console import run_program, write_atomically, write_json  # noqa: E402
 
-PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
+PROGRAM = os.environ.get("GKA") or os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = 4096
 TEMPLATE = (
@@ -104,20 +105,43 @@ def paragraphs(texts: list[str]) -> list[str]:
     return [part for text in texts[:400] for part in text.split("\n\n") if 150 < len(part) < 600]
 
 
+def text_of(folder: Path, name: str) -> Path:
+    """A source's training text: all of it, or the half that experiments/lm/pack.py brought to this machine."""
+    return next((path for part in ("train", "1") if (path := folder / f"{name}.{part}.jsonl").exists()), folder / name)
+
+
+def write_chats(path: Path, seed: int, count: int, read: list[str]) -> Path:
+    """One shard: chats of a stream of their own."""
+    chats = Chats(seed, prose=read)
+    write_texts(path, (as_text(chats.chat()) for _ in range(count)))
+    return path
+
+
+def write_shards(out: Path, count: int, read: list[str]) -> list[Path]:
+    """`count` chats in as many files as there are processors: 5,000 a second each."""
+    shards = os.cpu_count() or 1
+    with concurrent.futures.ProcessPoolExecutor(shards) as pool:
+        waiting = [
+            pool.submit(write_chats, out / f"recall-{i:03}.jsonl", 1000 + i, -(-count // shards), read)
+            for i in range(shards)
+        ]
+        return [one.result() for one in waiting]
+
+
 def prepare(out: Path, options: argparse.Namespace) -> None:
     text = Path(options.data) / "text"
-    if not all((text / f"{name}.train.jsonl").exists() for name in ("wikipedia", "prose")):
+    if not all(text_of(text, name).exists() for name in ("wikipedia", "prose")):
         fetch = [sys.executable, str(ROOT / "experiments" / "data" / "run.py"), "--no-enwik8", "--out", options.data]
         subprocess.run([*fetch, "--sources", "wikipedia", "prose"], check=True)
     out.mkdir(parents=True, exist_ok=True)
-    wikipedia = documents(text / "wikipedia.train.jsonl", options.megabytes)
-    prose = documents(text / "prose.train.jsonl", 6)
+    wikipedia = documents(text_of(text, "wikipedia"), options.megabytes)
+    prose = documents(text_of(text, "prose"), 6)
     read = paragraphs(wikipedia)
     chats = Chats(1, prose=read)
     tests = Chats(2, test=True, prose=paragraphs(documents(text / "wikipedia.test.jsonl", 1)))
     write_texts(out / "wikipedia.jsonl", wikipedia)
     write_texts(out / "prose.jsonl", prose)
-    write_texts(out / "recall.jsonl", (as_text(chats.chat()) for _ in range(options.chats)))
+    shards = write_shards(out, options.chats, read)
     write_texts(out / "recall.test.jsonl", (as_text(tests.chat()) for _ in range(500)))
     sample = out / "sample.jsonl"
     write_texts(sample, [*wikipedia[:1500], *prose[:100], *(as_text(chats.chat()) for _ in range(1500))])
@@ -132,10 +156,12 @@ def prepare(out: Path, options: argparse.Namespace) -> None:
         "--out",
         str(out / "tokenizer.json"),
     )
-    for name in ("wikipedia", "prose", "recall", "recall.test"):
+    files = {name: [out / f"{name}.jsonl"] for name in ("wikipedia", "prose", "recall.test")} | {"recall": shards}
+    for name, parts in files.items():
         arguments = ["--tokenizer", str(out / "tokenizer.json"), "--out", str(out / name), "--end-token", END_OF_TEXT]
-        call("tokenize", str(out / f"{name}.jsonl"), *arguments)
-        (out / f"{name}.jsonl").unlink()
+        call("tokenize", *map(str, parts), *arguments)
+        for part in parts:
+            part.unlink()
     sample.unlink()
     write_json(out / "train.json", TRAINING)
     for facts in FACTS:
@@ -179,7 +205,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("step", nargs="+", choices=list(STEPS))
     parser.add_argument("--out", default="out/hybrid")
     parser.add_argument("--data", default="out/data", help="where experiments/data put its text")
-    parser.add_argument("--chats", type=int, default=60000)
+    parser.add_argument("--chats", type=int, default=500000, help="each is seen once (500000)")
     parser.add_argument("--megabytes", type=float, default=32, help="of Wikipedia (32)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of gka train")
     parser.add_argument("--model", help="the folder to export to and to evaluate (OUT/model)")
