@@ -26,7 +26,7 @@ try:
         create_recurrent_attention_mask,
         create_sliding_window_causal_mask,
     )
-    from transformers.modeling_outputs import CausalLMOutputWithPast
+    from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 except ImportError as error:
     raise ImportError(f"gka.hf needs transformers 5 (tested with 5.22.2): {error}") from error
 
@@ -98,6 +98,81 @@ class MemoryCache(DynamicCache):
         self.seen = 0
 
 
+class Backbone(_Stack):
+    """Embedding, blocks and norm behind transformers' interface, for those who bring a head or a loss of their own."""
+
+    def __init__(self, config: GkaConfig) -> None:
+        super().__init__(config.spelled_out())
+        self.config = config
+        self.gradient_checkpointing = False  # transformers looks for it
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        return_dict: bool = True,
+        **_: object,
+    ) -> BaseModelOutputWithPast | tuple[Tensor, Cache | None]:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give input_ids or inputs_embeds, and not both.")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        recompute = self.gradient_checkpointing and self.training
+        use_cache = not self.training if use_cache is None else use_cache and not recompute
+        if use_cache and past_key_values is None and cu_seq_lens_q is None:
+            past_key_values = self.new_cache()
+        if position_ids is None:
+            seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
+        masks = self._masks(x, attention_mask, past_key_values, position_ids)
+        for i in range(len(self.layers)):
+            given = (i, x, masks, position_ids, past_key_values, cu_seq_lens_q)
+            x = self._gradient_checkpointing_func(self._through, *given) if recompute else self._through(*given)
+        if isinstance(past_key_values, MemoryCache):
+            past_key_values.seen += x.shape[1]
+        hidden = self.norm(x)
+        if not return_dict:
+            return hidden, past_key_values
+        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=past_key_values)
+
+    def _through(
+        self, i: int, x: Tensor, masks: dict, positions: Tensor, cache: Cache | None, bounds: Tensor | None
+    ) -> Tensor:
+        """One block."""
+        block, kind = self.layers[i], self.config.layer_types[i]
+        normed = block.input_layernorm(x)
+        if bounds is not None:
+            mixed, _ = block.mixer(normed, None, bounds)
+        elif kind == _MEMORY:
+            mixed = _remember(block.mixer, normed, masks[kind], cache, i)
+        else:
+            mixed = _attend(block.mixer, normed, masks[kind], positions, cache, i)
+        return block.finish(x, mixed)
+
+    def has_attention(self) -> bool:
+        return any(kind != _MEMORY for kind in self.config.layer_types)
+
+    def new_cache(self) -> Cache:
+        return (DynamicCache if self.has_attention() else MemoryCache)(config=self.config)
+
+    def _masks(self, x: Tensor, mask: Tensor | dict | None, cache: Cache | None, positions: Tensor) -> dict:
+        if isinstance(mask, dict):
+            return mask
+        makers = {
+            "full_attention": create_causal_mask,
+            "sliding_attention": create_sliding_window_causal_mask,
+            _MEMORY: create_recurrent_attention_mask,
+        }
+        given = {"attention_mask": mask, "past_key_values": cache, "position_ids": positions}
+        return {
+            kind: makers[kind](config=self.config, inputs_embeds=x, **given) for kind in set(self.config.layer_types)
+        }
+
+
 class GkaPreTrainedModel(PreTrainedModel):
     config_class = GkaConfig
     base_model_prefix = "model"
@@ -151,9 +226,8 @@ class GkaForCausalLM(GkaPreTrainedModel, GenerationMixin):
             raise ValueError(
                 "attention_config.conv_size is above 0: transformers' cache has no room for it; use gka.load."
             )
-        self.model = _Stack(spelled)
+        self.model = Backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.gradient_checkpointing = False  # transformers looks for it
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -181,69 +255,25 @@ class GkaForCausalLM(GkaPreTrainedModel, GenerationMixin):
         cu_seq_lens_q: Tensor | None = None,
         **kwargs: object,
     ) -> CausalLMOutputWithPast:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give input_ids or inputs_embeds, and not both.")
-        x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        recompute = self.gradient_checkpointing and self.training
-        use_cache = not self.training if use_cache is None else use_cache and not recompute
-        if use_cache and past_key_values is None and cu_seq_lens_q is None:
-            past_key_values = self._new_cache()
-        if position_ids is None:
-            seen = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
-        masks = self._masks(x, attention_mask, past_key_values, position_ids)
-        for i in range(len(self.model.layers)):
-            given = (i, x, masks, position_ids, past_key_values, cu_seq_lens_q)
-            x = self._gradient_checkpointing_func(self._through, *given) if recompute else self._through(*given)
-        if isinstance(past_key_values, MemoryCache):
-            past_key_values.seen += x.shape[1]
-        hidden = self.model.norm(x)
+        given = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seq_lens_q)
+        hidden, cache = self.model(*given, return_dict=False)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
         logits = self.lm_head(hidden[:, logits_to_keep if isinstance(logits_to_keep, Tensor) else kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
-
-    def _through(
-        self, i: int, x: Tensor, masks: dict, positions: Tensor, cache: Cache | None, bounds: Tensor | None
-    ) -> Tensor:
-        """One block."""
-        block, kind = self.model.layers[i], self.config.layer_types[i]
-        normed = block.input_layernorm(x)
-        if bounds is not None:
-            mixed, _ = block.mixer(normed, None, bounds)
-        elif kind == _MEMORY:
-            mixed = _remember(block.mixer, normed, masks[kind], cache, i)
-        else:
-            mixed = _attend(block.mixer, normed, masks[kind], positions, cache, i)
-        return block.finish(x, mixed)
-
-    def _has_attention(self) -> bool:
-        return any(kind != _MEMORY for kind in self.config.layer_types)
-
-    def _new_cache(self) -> Cache:
-        return (DynamicCache if self._has_attention() else MemoryCache)(config=self.config)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 
     def _prepare_cache_for_generation(
         self, generation_config: object, model_kwargs: dict, *more: object, **named: object
     ) -> None:
-        if not self._has_attention() and model_kwargs.get("past_key_values") is None and generation_config.use_cache:
-            model_kwargs["past_key_values"] = self._new_cache()
+        if (
+            not self.model.has_attention()
+            and model_kwargs.get("past_key_values") is None
+            and generation_config.use_cache
+        ):
+            model_kwargs["past_key_values"] = self.model.new_cache()
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *more, **named)
-
-    def _masks(self, x: Tensor, mask: Tensor | dict | None, cache: Cache | None, positions: Tensor) -> dict:
-        if isinstance(mask, dict):
-            return mask
-        makers = {
-            "full_attention": create_causal_mask,
-            "sliding_attention": create_sliding_window_causal_mask,
-            _MEMORY: create_recurrent_attention_mask,
-        }
-        given = {"attention_mask": mask, "past_key_values": cache, "position_ids": positions}
-        return {
-            kind: makers[kind](config=self.config, inputs_embeds=x, **given) for kind in set(self.config.layer_types)
-        }
 
 
 def _attend(mixer: nn.Module, x: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache | None, i: int) -> Tensor:

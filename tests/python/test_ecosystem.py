@@ -2,6 +2,9 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -93,8 +96,8 @@ def test_activations_computed_again_give_the_same_gradients(model, rows):
     model.train()
     wanted = torch.autograd.grad(model(batch, labels=batch).loss, list(model.parameters()))
     model.gradient_checkpointing_enable()
-    through, calls = model._through, []
-    model._through = lambda *given: (calls.append(given[0]), through(*given))[1]
+    through, calls = model.model._through, []
+    model.model._through = lambda *given: (calls.append(given[0]), through(*given))[1]
     got = torch.autograd.grad(model(batch, labels=batch, use_cache=True).loss, list(model.parameters()))
     assert calls == [0, 1, 1, 0]  # forward, and again on the way back
     for a, b in zip(got, wanted, strict=True):
@@ -168,3 +171,65 @@ def test_lightning_trains_as_a_loop_of_ones_own(model, rows, tmp_path):
     trainer = lightning.Trainer(max_steps=2, accelerator="cpu", default_root_dir=tmp_path, **quiet)
     trainer.fit(Module(), torch.utils.data.DataLoader(ids, batch_size=4))
     assert seen == pytest.approx(losses, rel=1e-5)
+
+
+def test_trl_takes_a_step_of_fine_tuning(model, rows, tmp_path):
+    trl = needs("trl")
+    datasets = needs("datasets")
+    losses, _ = plain_steps(model, rows)
+    arguments = trl.SFTConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        max_steps=1,
+        learning_rate=0.01,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        save_strategy="no",
+        disable_tqdm=True,
+        train_sampling_strategy="sequential",
+    )
+    data = datasets.Dataset.from_dict({"input_ids": [row["input_ids"].tolist() for row in rows]})
+    before = model.model.layers[0].gka.q_proj.weight.detach().clone()
+    trainer = trl.SFTTrainer(model=model, args=arguments, train_dataset=data, processing_class=tokenizer())
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(losses[0], abs=1e-3)
+    assert not torch.equal(model.model.layers[0].gka.q_proj.weight.detach(), before)
+
+
+DEEPSPEED = """
+import json, sys, torch, deepspeed, gka.hf
+
+model, rows = torch.load(sys.argv[1], weights_only=False)
+settings = {
+    "train_batch_size": 4,
+    "zero_optimization": {"stage": int(sys.argv[2])},
+    "zero_allow_untested_optimizer": True,
+}
+groups = gka.hf.parameter_groups(model, 0.1)
+engine, *_ = deepspeed.initialize(model=model, config=settings, optimizer=torch.optim.AdamW(groups, lr=0.01))
+losses = []
+for half in (rows[:4], rows[4:]):
+    loss = engine(half, labels=half).loss
+    engine.backward(loss)
+    engine.step()
+    losses.append(loss.item())
+print("losses", json.dumps(losses))
+"""
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_deepspeed_trains_as_a_loop_of_ones_own(model, rows, tmp_path, stage):
+    """In a process of its own: it starts torch.distributed."""
+    needs("deepspeed")
+    losses, _ = plain_steps(model, rows)
+    torch.save((model, torch.stack([row["input_ids"] for row in rows])), tmp_path / "given.pt")
+    (tmp_path / "train.py").write_text(DEEPSPEED)
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    words = [sys.executable, tmp_path / "train.py", tmp_path / "given.pt", str(stage)]
+    environment = {**os.environ, **alone, "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    said = [line for line in done.stdout.splitlines() if line.startswith("losses ")]
+    assert said, done.stderr[-2000:]
+    assert json.loads(said[0].split(" ", 1)[1]) == pytest.approx(losses, rel=1e-5)
