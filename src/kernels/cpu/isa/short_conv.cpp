@@ -66,6 +66,12 @@ void write_block(const View& view, std::int64_t at, const Block& block, const T*
   for (int h = 0; h < block.heads; ++h) write_row(view, at + h * block.dim, block.dim, from + h * block.stride);
 }
 
+/// The array itself where its numbers are T, which is how states and convolutions' weights mostly are.
+template <typename T>
+T* numbers_of(const View& view) {
+  return view.dtype == (sizeof(T) == 8 ? DType::float64 : DType::float32) ? static_cast<T*>(view.data) : nullptr;
+}
+
 /// Column j of a [channels, columns] array that starts at element `at`.
 template <typename T>
 void read_column(const View& view, std::int64_t at, std::int64_t columns, std::int64_t j, const Block& block, T* to) {
@@ -76,6 +82,32 @@ void read_column(const View& view, std::int64_t at, std::int64_t columns, std::i
     }
   });
 }
+/// Columns 0 … kColumns − 1, which are all there are, in one pass.
+template <int kColumns, typename T>
+void read_columns(const T* from, const Block& block, T* const* to) {
+  T* __restrict__ rows[kColumns];
+  for (int h = 0; h < block.heads; ++h) {
+    for (int j = 0; j < kColumns; ++j) rows[j] = to[j] + h * block.stride;
+    const T* head = from + static_cast<std::int64_t>(h) * block.dim * kColumns;
+    for (int i = 0; i < block.dim; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kColumns; ++j) rows[j][i] = head[i * kColumns + j];
+    }
+  }
+}
+template <int kColumns, typename T>
+void write_columns(T* to, const Block& block, T* const* from) {
+  const T* rows[kColumns];
+  for (int h = 0; h < block.heads; ++h) {
+    for (int j = 0; j < kColumns; ++j) rows[j] = from[j] + h * block.stride;
+    T* __restrict__ head = to + static_cast<std::int64_t>(h) * block.dim * kColumns;
+    for (int i = 0; i < block.dim; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kColumns; ++j) head[i * kColumns + j] = rows[j][i];
+    }
+  }
+}
+
 template <typename T, typename From>
 void write_column(const View& view, std::int64_t at, std::int64_t columns, std::int64_t j, const Block& block,
                   const From* from) {
@@ -136,7 +168,11 @@ struct Workspace {
     weight.clear(block.size());
     inputs.clear(block.size());
     std::fill_n(bias.get(), block.size(), T{0});
-    for (int j = 0; j < weight.width; ++j) read_column<T>(k.weight, 0, k.width, j, block, weight.row[j]);
+    if (const auto* taps = k.width == 4 ? numbers_of<T>(k.weight) : nullptr; taps != nullptr) {
+      read_columns<4>(taps + block.first * 4, block, weight.row);
+    } else {
+      for (int j = 0; j < weight.width; ++j) read_column<T>(k.weight, 0, k.width, j, block, weight.row[j]);
+    }
     if (k.bias) read_column<T>(k.bias, 0, 1, 0, block, bias.get());
   }
 
@@ -462,11 +498,19 @@ void step_as(const ShortConvStep& step, const Executor& executor) {
     const std::int64_t b = task % k.batch, slot = step.state_indices != nullptr ? step.state_indices[b] : b;
     const Block block = cut.block(task / k.batch);
     w.load_weights(k, block);
-    read_history(k, {.n = slot, .row = b, .begin = 0, .end = 1}, 0, block, w.inputs);
+    constexpr int kBefore = kWidth > 0 ? kWidth - 1 : 1;
+    T* const state = kWidth > 0 ? numbers_of<T>(step.state) : nullptr;
+    T* const inputs = state != nullptr ? state + (slot * k.channels + block.first) * kBefore : nullptr;
+    if (inputs != nullptr) {
+      read_columns<kBefore>(inputs, block, w.inputs.row + 1);
+    } else {
+      read_history(k, {.n = slot, .row = b, .begin = 0, .end = 1}, 0, block, w.inputs);
+    }
     w.inputs.advance();
     read_block(k.x, offset(k.x, b, 0, 0) + block.first, block, w.inputs.newest());
     forward_token<T, kWidth>(k, block, w);
     write_block(step.y, offset(step.y, b, 0, 0) + block.first, block, w.s.get());
+    if (inputs != nullptr) return write_columns<kBefore>(inputs, block, w.inputs.row + 1);
     for (std::int64_t j = 1; j < k.width; ++j) {
       write_column<T>(step.state, slot * k.channels * (k.width - 1), k.width - 1, j - 1, block, w.inputs.row[j]);
     }

@@ -147,7 +147,7 @@ void step_directly(const Step& s, const Executor& executor) {
   const int dim = static_cast<int>(s.key_dim);
   const auto workspace = [&] {
     auto w = std::make_unique<Workspace<T>>();
-    w->h.resize(static_cast<std::int64_t>(dim) * padded<T>(dim));
+    if (padded<T>(dim) != dim) w->h.resize(static_cast<std::int64_t>(dim) * padded<T>(dim));
     return w;
   };
   parallel_tasks(executor, s.batch * s.heads, workspace, [&](std::int64_t task, Workspace<T>& w) {
