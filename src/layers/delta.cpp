@@ -185,8 +185,11 @@ class KimiDeltaAttention final : public DeltaMixer {
 
  protected:
   at::Tensor decay(const at::Tensor& x) const override {
-    const auto heads = [&](const at::Tensor& t) { return t.unflatten(-1, {heads_, key_dim_}); };
-    return log_decay(heads(project(project(x, down_), up_)), decay_.a_log.unsqueeze(-1), heads(decay_.dt_bias));
+    const auto of_projected = [this](const at::Tensor& projected) {
+      const auto heads = [&](const at::Tensor& t) { return t.unflatten(-1, {heads_, key_dim_}); };
+      return log_decay(heads(projected), decay_.a_log.unsqueeze(-1), heads(decay_.dt_bias));
+    };
+    return wide_gate(of_projected, project(project(x, down_), up_), {decay_.a_log, decay_.dt_bias});
   }
 
  private:

@@ -17,6 +17,7 @@
 
 #include "gka/block.h"
 #include "ops/fused.h"
+#include "ops/recompute.h"
 #include "ops/rotary.h"
 #include "ops/stored.h"
 #include "ops/swiglu.h"
@@ -139,6 +140,11 @@ at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias) {
   }
   const auto wide = accumulate(projected);
   return at::sigmoid(bias.defined() ? wide + bias.to(wide.scalar_type()) : wide);
+}
+
+at::Tensor wide_gate(const std::function<at::Tensor(const at::Tensor&)>& gate, const at::Tensor& projected,
+                     const std::vector<at::Tensor>& parameters) {
+  return projected.is_cuda() ? ops::recompute(gate, projected, parameters) : gate(projected);
 }
 
 at::Tensor activated(const at::Tensor& x, Activation activation) {

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "gka/types.h"
@@ -65,6 +66,11 @@ at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const
 
 /// sigmoid(projected + bias), at least float32.
 at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias = {});
+
+/// gate(projected) for a gate with a number for each channel, which reads no tensors with a gradient but `parameters`
+/// besides. On a GPU what it computes on the way, in float32, is computed again in the backward pass.
+at::Tensor wide_gate(const std::function<at::Tensor(const at::Tensor&)>& gate, const at::Tensor& projected,
+                     const std::vector<at::Tensor>& parameters);
 
 /// A gate for every token and head: `log_decay`, `sigmoid_gate`, or its square, which published checkpoints have for β.
 using ops::Gate;

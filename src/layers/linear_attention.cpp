@@ -187,8 +187,10 @@ class Gla final : public AddMixer {
 
  protected:
   at::Tensor decay(const at::Tensor& x) const override {
-    const auto gate = accumulate(project(project(x, down_), up_, bias_));
-    return (at::log_sigmoid(gate) / config_.gate_logit_normalizer).unflatten(-1, {-1, key_dim_});
+    const auto of_projected = [this](const at::Tensor& projected) {
+      return (at::log_sigmoid(accumulate(projected)) / config_.gate_logit_normalizer).unflatten(-1, {-1, key_dim_});
+    };
+    return wide_gate(of_projected, project(project(x, down_), up_, bias_), {});
   }
 
  private:

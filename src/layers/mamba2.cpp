@@ -4,10 +4,13 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 
+#include <vector>
+
 #include "layers/functions.h"
 #include "layers/memory.h"
 #include "layers/mixers.h"
 #include "layers/projection.h"
+#include "ops/recompute.h"
 
 namespace gka::layers {
 namespace {
@@ -47,13 +50,32 @@ class Mamba2 final : public Mixer {
 
  protected:
   at::Tensor mix(const at::Tensor& x, Call& call) const override {
+    const auto projected = project(x, in_);
+    return project(holds_little(projected, call) ? recomputed(projected, call) : remembered(projected, call), out_);
+  }
+
+ private:
+  /// In training on a GPU the projections alone are kept for the backward pass, a tenth of all that is computed from
+  /// them: the model is twice as wide here as elsewhere, and twice as many blocks are a model of the same size.
+  bool holds_little(const at::Tensor& projected, const Call& call) const {
+    return projected.is_cuda() && !call.is_step() && call.begins() && !call.wants_state();
+  }
+  at::Tensor recomputed(const at::Tensor& projected, const Call& call) const {
+    std::vector<at::Tensor> parameters{conv_.weight(), decay_.a_log, decay_.dt_bias, skip_, norm_};
+    if (conv_.has_bias()) parameters.push_back(conv_.bias());
+    const auto body = [this, sequences = call.sequences()](const at::Tensor& input) {
+      Call again(sequences, nullptr, /*want_state=*/false);
+      return remembered(input, again);
+    };
+    return ops::recompute(body, projected, parameters);
+  }
+
+  /// Everything between the two projections.
+  at::Tensor remembered(const at::Tensor& projected, Call& call) const {
     const auto states = config_.n_groups * config_.state_size;
-    const auto parts = project(x, in_).split_with_sizes({inner_, inner_ + 2 * states, heads_}, -1);
+    const auto parts = projected.split_with_sizes({inner_, inner_ + 2 * states, heads_}, -1);
     const auto mixed = conv_.forward(parts[1], call).split_with_sizes({inner_, states, states}, -1);
     const auto v = mixed[0].unflatten(-1, {heads_, config_.head_dim});
-    const auto per_head = [&](const at::Tensor& t) {
-      return repeat_heads(t.unflatten(-1, {config_.n_groups, config_.state_size}), heads_);
-    };
     const auto steps = accumulate(parts[2]);
     const auto type = steps.scalar_type();
     const auto delta = at::softplus(steps + decay_.dt_bias.to(type));
@@ -63,17 +85,25 @@ class Mamba2 final : public Mixer {
                              .log_decay = -decay_.a_log.to(type).exp() * delta,
                              .beta = delta},
                             MemoryRule::add, call);
-    return finish(y, v, parts[0]);
+    return gated_norm(y, v, parts[0]);
   }
 
- private:
-  /// norm((y + D x) · SiLU(z)), each group by itself, then the output projection.
-  at::Tensor finish(const at::Tensor& y, const at::Tensor& v, const at::Tensor& z) const {
+  /// Keys of all heads of a group. Heads of one group share their numbers in memory.
+  at::Tensor per_head(const at::Tensor& keys) const {
+    const auto groups = keys.unflatten(-1, {config_.n_groups, config_.state_size});
+    if (config_.n_groups > 1) return repeat_heads(groups, heads_);
+    auto shape = groups.sizes().vec();
+    shape.end()[-2] = heads_;
+    return groups.expand(shape);
+  }
+
+  /// norm((y + D x) · SiLU(z)), each group by itself.
+  at::Tensor gated_norm(const at::Tensor& y, const at::Tensor& v, const at::Tensor& z) const {
     const auto skipped = accumulate(y) + accumulate(v) * skip_.to(accumulation_type(v)).unsqueeze(-1);
     const auto gated = (skipped.flatten(-2) * at::silu(accumulate(z))).to(y.scalar_type());
-    if (config_.n_groups == 1) return project(rms_norm(gated, norm_, config_.norm_eps), out_);
+    if (config_.n_groups == 1) return rms_norm(gated, norm_, config_.norm_eps);
     const auto normed = rms_norm(gated.unflatten(-1, {config_.n_groups, -1}), {}, config_.norm_eps).flatten(-2);
-    return project(normed * norm_.to(normed.scalar_type()), out_);
+    return normed * norm_.to(normed.scalar_type());
   }
 
   Mamba2Config config_;

@@ -34,6 +34,7 @@ class ShortConv {
 
   explicit operator bool() const { return weight_.defined(); }
   const at::Tensor& weight() const { return weight_; }
+  const at::Tensor& bias() const { return bias_; }
   bool has_bias() const { return bias_.defined(); }
   /// x [B,T,C] or [B,C] in a step. With a norm, each head_dim channels are brought to unit length.
   at::Tensor forward(const at::Tensor& x, Call& call, L2Norm norm = L2Norm::none, std::int64_t head_dim = 0) const;

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace gka::ops {
 namespace {
@@ -13,6 +14,17 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Body = std::function<at::Tensor(const at::Tensor&)>;
+
+/// Whether a body is being computed again on this thread.
+thread_local bool again = false;
+
+at::Tensor run_again(const Body& body, const at::Tensor& x) {
+  struct Reset {
+    bool before = std::exchange(again, true);
+    ~Reset() { again = before; }
+  } const reset;
+  return body(x);
+}
 
 /// The body travels through the context in an IValue.
 struct BodyHolder : torch::CustomClassHolder {
@@ -41,7 +53,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     variable_list found;
     {
       const at::AutoGradMode enabled(true);
-      const auto output = holder->body(inputs.front());
+      const auto output = run_again(holder->body, inputs.front());
       found = torch::autograd::grad({output}, wanted, {gradients[0]}, /*retain_graph=*/false, /*create_graph=*/false,
                                     /*allow_unused=*/true);
     }
@@ -56,7 +68,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 at::Tensor recompute(const Body& body, const at::Tensor& x, const std::vector<at::Tensor>& parameters) {
   const auto needs = [](const at::Tensor& tensor) { return tensor.requires_grad(); };
-  if (!at::GradMode::is_enabled() || !(needs(x) || std::ranges::any_of(parameters, needs))) return body(x);
+  if (again || !at::GradMode::is_enabled() || !(needs(x) || std::ranges::any_of(parameters, needs))) return body(x);
   variable_list inputs{x};
   inputs.insert(inputs.end(), parameters.begin(), parameters.end());
   return Recompute::apply(body, at::TensorList(inputs));

@@ -10,7 +10,7 @@
 namespace gka::ops {
 
 /// body(x), where `body` reads no tensors that need a gradient but x and `parameters`. Without gradients wanted it is
-/// body(x) itself.
+/// body(x) itself; so it is inside a body that is being computed again, which keeps nothing for long.
 at::Tensor recompute(const std::function<at::Tensor(const at::Tensor&)>& body, const at::Tensor& x,
                      const std::vector<at::Tensor>& parameters);
 
