@@ -3,8 +3,13 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
 #include <exception>
 #include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "base/limits.h"
 
 namespace gka {
 namespace ops {
@@ -130,6 +135,20 @@ std::string built_names() {
 
 KernelChoice no_kernel(const std::string& why) { return {.kernel = "", .reason = why + "; built: " + built_names()}; }
 
+/// What the operators refuse whatever the kernel; "" for a call they take.
+std::string refusal_of(const CallInfo& call) {
+  const auto outside = [](std::int64_t dim) { return dim < 1 || dim > kLargestDim; };
+  const auto dims = "from 1 to " + std::to_string(kLargestDim) + ", got ";
+  if (outside(call.key_dim)) return "q and k take a last dimension D " + dims + std::to_string(call.key_dim);
+  if (outside(call.value_dim)) return "v takes a last dimension V " + dims + std::to_string(call.value_dim);
+  if (call.iterations < 0 || call.iterations > kMostIterations) {
+    return "iterations takes a number of 0 to " + std::to_string(kMostIterations) + ", got " +
+           std::to_string(call.iterations);
+  }
+  if (!(call.ridge > 0 && std::isfinite(call.ridge))) return "ridge takes a finite number above 0";
+  return "";
+}
+
 KernelChoice choose_on_cpu(const CallInfo&) {
   return {.kernel = "cpu", .reason = "cpu takes this call (" + cpu_detail() + ")"};
 }
@@ -186,6 +205,7 @@ std::vector<BackendInfo> backends() {
 }
 
 KernelChoice choose_kernel(const CallInfo& call) {
+  if (auto refusal = ops::refusal_of(call); !refusal.empty()) return {.kernel = "", .reason = std::move(refusal)};
   if (call.device == "cpu") return ops::choose_on_cpu(call);
   if (call.device == "cuda") return ops::choose_on_cuda(call);
   return ops::no_kernel("no kernels for the device " + call.device);

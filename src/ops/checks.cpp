@@ -22,8 +22,6 @@
 namespace gka::ops {
 namespace {
 
-constexpr std::int64_t kLargestDim = 256;
-
 template <typename... Parts>
 std::string sentence(const Parts&... parts) {
   std::ostringstream text;

@@ -88,6 +88,11 @@ def test_info_explains_the_one_call_that_is_asked_about():
     assert only["reason"]
 
 
+def test_info_says_no_where_the_operator_does():
+    said = call("info", "--key-dim", "300").stdout
+    assert "no kernel: q and k take a last dimension D from 1 to 256, got 300" in said
+
+
 def test_info_takes_everything_that_decides_the_kernel():
     told = json.loads(call("info", "--json", "--device", "cuda:1", "--part", "solve", "--no-refine", "--report").stdout)
     (only,) = told["calls"]

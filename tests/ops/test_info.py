@@ -54,6 +54,18 @@ def test_choose_kernel_says_what_is_missing_for_a_device_without_kernels():
     assert "cpu" in reason
 
 
+@pytest.mark.parametrize(
+    ("options", "said"), [({"key_dim": 300}, "D from 1 to 256, got 300"), ({"value_dim": 0}, "V from 1 to 256, got 0")]
+)
+def test_no_kernel_takes_what_the_operator_refuses(options, said):
+    kernel, reason = gka.choose_kernel("cpu", **options)
+    assert kernel == "" and said in reason
+    sizes = {"key_dim": 8, "value_dim": 8} | options
+    q, v = torch.zeros(1, 2, 1, sizes["key_dim"]), torch.zeros(1, 2, 1, sizes["value_dim"])
+    with pytest.raises(ValueError, match=said):
+        gka.gated_kalmanet(q, q, v)
+
+
 def test_choose_kernel_refuses_names_that_do_not_exist():
     with pytest.raises(ValueError, match=r"^choose_kernel: solver takes one of chebyshev"):
         gka.choose_kernel(solver="jacobi")
