@@ -5,8 +5,8 @@
     model.generate(**tokenizer("Once", return_tensors="pt"), max_new_tokens=20)
 
 Memories keep their states in transformers' own cache for linear layers, attention its keys and values where they
-always are. In a padded batch memories never see the padding. Packed rows come with ``cu_seq_lens_q``; position ids
-alone do not say where a memory has to begin.
+always are. In a padded batch memories never see the padding. Packed rows come with ``cu_seq_lens_q``, or (a single one,
+without a mask or a cache) with position ids that begin anew.
 """
 
 import json
@@ -121,6 +121,8 @@ class Backbone(_Stack):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, and not both.")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if cu_seq_lens_q is None and attention_mask is None and past_key_values is None:
+            cu_seq_lens_q = _packed_by(position_ids)
         recompute = self.gradient_checkpointing and self.training
         use_cache = not self.training if use_cache is None else use_cache and not recompute
         if use_cache and past_key_values is None and cu_seq_lens_q is None:
@@ -274,6 +276,14 @@ class GkaForCausalLM(GkaPreTrainedModel, GenerationMixin):
         ):
             model_kwargs["past_key_values"] = self.model.new_cache()
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *more, **named)
+
+
+def _packed_by(positions: Tensor | None) -> Tensor | None:
+    """The bounds of a packed row whose positions begin anew; None for any other row."""
+    if positions is None or positions.shape[0] != 1 or positions.shape[1] < 2:
+        return None
+    anew = (positions[0, 1:] <= positions[0, :-1]).nonzero().flatten() + 1
+    return functional.pad(functional.pad(anew, (1, 0)), (0, 1), value=positions.shape[1]) if len(anew) else None
 
 
 def _attend(mixer: nn.Module, x: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache | None, i: int) -> Tensor:

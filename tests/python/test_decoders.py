@@ -34,6 +34,10 @@ LAYERS = {
         "attention_config": {"qk_norm": False, "qkv_bias": True, "conv_size": 3},
         "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0},
     },
+    "GKA with more": {
+        "hybrid_override_pattern": "GKA",
+        "gka_config": {"sketch_dim": 4, "kv_proj_rank": 3, "kv_learnable_residual": True, "num_iter": 8},
+    },
     "GDN with more": {
         "hybrid_override_pattern": "GDN",
         "gdn_config": {"expand_v": 2.0, "conv_bias": True, "kv_proj_rank": 3, "kv_learnable_residual": True},
@@ -199,6 +203,17 @@ def test_states_are_saved_and_exported(tmp_path):
     again = torch.export.load(tmp_path / "layer.pt2").module()
     with torch.no_grad():
         assert_same(again(x, loaded)[0], layer(x, state)[0])
+
+
+def test_a_decomposed_export_has_the_layers_gradients():
+    layer = gka.nn.GatedKalmaNet(32, 8, num_iter=8, dtype=torch.float64)
+    x = torch.randn(1, 6, 32, dtype=torch.float64)
+    exported = torch.export.export(layer, (x,)).run_decompositions().module()
+    gradients = []
+    for each in (exported, layer):
+        y = x.clone().requires_grad_()
+        gradients += torch.autograd.grad(each(y)[0].square().sum(), y)
+    assert_same(*gradients)
 
 
 def test_the_tokenizer_is_the_command_lines(tmp_path):

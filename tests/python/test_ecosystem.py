@@ -142,10 +142,13 @@ def test_lm_eval_scores_as_we_do(model):
         pretrained=model.eval(), tokenizer=tokenizer(), device="cpu", batch_size=2
     )
     ids = [3, 4, 5, 6, 7]
-    ((score, _),) = scorer._loglikelihood_tokens([((" ", " "), ids[:2], ids[2:])])
-    with torch.no_grad():
-        log = model(torch.tensor([ids])).logits.log_softmax(-1)[0]
-    assert score == pytest.approx(sum(log[i, ids[i + 1]].item() for i in range(1, 4)), abs=1e-4)
+    longer = [9, 8, *ids, 2]  # in one batch with it: the shorter one is padded
+    asked = [((" ", " "), each[:2], each[2:]) for each in (ids, longer)]
+    for (score, _), each in zip(scorer._loglikelihood_tokens(asked), (ids, longer), strict=True):
+        with torch.no_grad():
+            log = model(torch.tensor([each])).logits.log_softmax(-1)[0]
+        wanted = sum(log[i, each[i + 1]].item() for i in range(1, len(each) - 1))
+        assert score == pytest.approx(wanted, abs=1e-4)
 
 
 def test_lightning_trains_as_a_loop_of_ones_own(model, rows, tmp_path):

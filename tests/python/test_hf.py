@@ -57,7 +57,10 @@ def test_logits_and_packed_rows_are_the_same(pair):
     with torch.no_grad():
         assert_same(theirs(ids).logits, ours(ids))
         bounds = torch.tensor([0, 4, 20])
-        assert_same(theirs(ids[:1], cu_seq_lens_q=bounds).logits, ours(ids[:1], cu_seqlens=bounds))
+        packed = ours(ids[:1], cu_seqlens=bounds)
+        assert_same(theirs(ids[:1], cu_seq_lens_q=bounds).logits, packed)
+        anew = torch.cat([torch.arange(4), torch.arange(16)]).unsqueeze(0)
+        assert_same(theirs(ids[:1], position_ids=anew).logits, packed)
 
 
 def test_generation_greedy_padded_sampled_and_by_beams(pair):
@@ -70,6 +73,9 @@ def test_generation_greedy_padded_sampled_and_by_beams(pair):
     want = ours.generate(ids, 8)
     ours.config = plain
     assert torch.equal(got[:, 9:], want)
+    static = {"cache_implementation": "static", "disable_compile": True}
+    if theirs.model.has_attention():  # transformers makes none for memories alone
+        assert torch.equal(theirs.generate(ids, attention_mask=torch.ones_like(ids), **options, **static), got)
     # The second row alone, and behind padding in a batch, says the same.
     padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), ids[1:, 5:]], 1)
     mask = torch.cat([torch.zeros(1, 5), torch.ones(1, 4)], 1).long()
