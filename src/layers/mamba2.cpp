@@ -10,6 +10,7 @@
 #include "layers/memory.h"
 #include "layers/mixers.h"
 #include "layers/projection.h"
+#include "ops/gated_skip.h"
 #include "ops/recompute.h"
 
 namespace gka::layers {
@@ -55,7 +56,7 @@ class Mamba2 final : public Mixer {
   }
 
  private:
-  /// In training on a GPU the projections alone are kept for the backward pass, a tenth of all that is computed from
+  /// In training on a GPU the projections alone are kept for the backward pass, a sixth of all that is computed from
   /// them: the model is twice as wide here as elsewhere, and twice as many blocks are a model of the same size.
   bool holds_little(const at::Tensor& projected, const Call& call) const {
     return projected.is_cuda() && !call.is_step() && call.begins() && !call.wants_state();
@@ -99,11 +100,15 @@ class Mamba2 final : public Mixer {
 
   /// norm((y + D x) · SiLU(z)), each group by itself.
   at::Tensor gated_norm(const at::Tensor& y, const at::Tensor& v, const at::Tensor& z) const {
-    const auto skipped = accumulate(y) + accumulate(v) * skip_.to(accumulation_type(v)).unsqueeze(-1);
-    const auto gated = (skipped.flatten(-2) * at::silu(accumulate(z))).to(y.scalar_type());
+    const auto gated = ops::has_gated_skip(y, v, z) ? ops::gated_skip(y, v, z, skip_) : gate_skipped(y, v, z);
     if (config_.n_groups == 1) return rms_norm(gated, norm_, config_.norm_eps);
     const auto normed = rms_norm(gated.unflatten(-1, {config_.n_groups, -1}), {}, config_.norm_eps).flatten(-2);
     return normed * norm_.to(normed.scalar_type());
+  }
+
+  at::Tensor gate_skipped(const at::Tensor& y, const at::Tensor& v, const at::Tensor& z) const {
+    const auto skipped = accumulate(y) + accumulate(v) * skip_.to(accumulation_type(v)).unsqueeze(-1);
+    return (skipped.flatten(-2) * at::silu(accumulate(z))).to(y.scalar_type());
   }
 
   Mamba2Config config_;

@@ -2,6 +2,7 @@
 #define cuda cuda_on_host
 #include "kernels/cuda/add_norm.cu"
 #include "kernels/cuda/cross_entropy.cu"
+#include "kernels/cuda/gated_skip.cu"
 #include "kernels/cuda/gates.cu"
 #include "kernels/cuda/rotary.cu"
 #include "kernels/cuda/small_products.cu"
@@ -63,6 +64,46 @@ TEST(Fused, SwiGluIsItsFormulaAndItsGradientTheDifferenceQuotient) {
     EXPECT_NEAR(d_both[at], d_y[i] * up * slope, 1e-5);
   }
   EXPECT_EQ(d_both[2 * kWidth], 7.0f);  // what lies behind them stays
+}
+
+TEST(Fused, AGatedSkipIsItsFormulaAndItsGradientsDifferenceQuotients) {
+  constexpr int kRows = 70, kHeads = 3, kHeadDim = 16, kWidth = kHeads * kHeadDim;  // more than one stretch of rows
+  constexpr int kX = kWidth + 8, kV = kWidth, kGate = kWidth + 16;                  // strides
+  const auto x = draw(kRows * kX, 31), v = draw(kRows * kV, 32), gate = draw(kRows * kGate, 33);
+  const auto skip = draw(kHeads, 34), d_y = draw(kRows * kWidth, 35);
+  Floats y(d_y.size()), d_x(y), d_v(y), d_gate(y), parts(2 * kWidth / 8);
+  const cuda_on_host::GatedSkip call{.rows = kRows,
+                                     .width = kWidth,
+                                     .head_dim = kHeadDim,
+                                     .x_stride = kX,
+                                     .v_stride = kV,
+                                     .gate_stride = kGate,
+                                     .dtype = DType::float32,
+                                     .x = x.data(),
+                                     .v = v.data(),
+                                     .gate = gate.data(),
+                                     .skip = skip.data()};
+  ASSERT_EQ(call.stretches(), 2);
+  on_host([&](const auto& device) {
+    cuda_on_host::gated_skip(call, y.data(), device);
+    cuda_on_host::gated_skip_backward(
+        call,
+        {.d_y = d_y.data(), .d_x = d_x.data(), .d_v = d_v.data(), .d_gate = d_gate.data(), .d_skip = parts.data()},
+        device);
+  });
+  double d_skip[kHeads] = {}, want[kHeads] = {};
+  for (int i = 0; i < kRows * kWidth; ++i) {
+    const int row = i / kWidth, column = i % kWidth, head = column / kHeadDim;
+    const double value = v[row * kV + column], z = gate[row * kGate + column], h = 1e-5;
+    const double sum = x[row * kX + column] + skip[head] * value, slope = (silu(z + h) - silu(z - h)) / (2 * h);
+    EXPECT_NEAR(y[i], sum * silu(z), 1e-4);
+    EXPECT_NEAR(d_x[i], d_y[i] * silu(z), 1e-4);
+    EXPECT_NEAR(d_v[i], d_y[i] * silu(z) * skip[head], 1e-4);
+    EXPECT_NEAR(d_gate[i], d_y[i] * sum * slope, 1e-4);
+    want[head] += d_y[i] * silu(z) * value;
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) d_skip[i % (kWidth / 8) / (kHeadDim / 8)] += parts[i];
+  for (int head = 0; head < kHeads; ++head) EXPECT_NEAR(d_skip[head], want[head], 1e-2);
 }
 
 /// Of rows of sums: Σ slopes ⊙ (sum + the norm of it), so that both results have a gradient.

@@ -30,6 +30,31 @@ struct SwiGluGradients {
 };
 void swiglu_backward(const SwiGlu& s, const SwiGluGradients& g, const Device& device);
 
+/// y = (x + skip ∘ v) ⊙ SiLU(gate), rows of `width` numbers in heads of `head_dim`, a multiple of kFusedVector, with a
+/// number of `skip` for each head. Rows begin every `…_stride` numbers, those of y and of the gradients one behind the
+/// other.
+struct GatedSkip {
+  static constexpr std::int64_t kStretch = 64;  // rows of a block, backward
+
+  std::int64_t rows = 0, width = 0, head_dim = 0, x_stride = 0, v_stride = 0, gate_stride = 0;
+  DType dtype = DType::float32;  // not float64
+  const void* x = nullptr;
+  const void* v = nullptr;
+  const void* gate = nullptr;
+  const float* skip = nullptr;
+
+  std::int64_t stretches() const { return (rows + kStretch - 1) / kStretch; }
+};
+void gated_skip(const GatedSkip& s, void* y, const Device& device);
+struct GatedSkipGradients {
+  const void* d_y = nullptr;
+  void* d_x = nullptr;
+  void* d_v = nullptr;
+  void* d_gate = nullptr;
+  float* d_skip = nullptr;  // in parts: [stretches, heads, head_dim / kFusedVector]
+};
+void gated_skip_backward(const GatedSkip& s, const GatedSkipGradients& g, const Device& device);
+
 /// sum = x + y, normed = sum / √(mean(sum²) + eps) ⊙ weight over rows of `width` numbers, at most kMaxAddNorm. Without
 /// y the sum is x itself, and not written.
 inline constexpr std::int64_t kMaxAddNorm = 8192;
