@@ -230,8 +230,16 @@ TEST_P(ShortConvolution, MatchesTheReferenceWithoutStatesAndBias) {
 }
 
 TEST_P(ShortConvolution, StepsAfterAPrefixGiveTheRestOfTheSequence) {
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    ConvSpec spec = random_conv(seed);
+  std::vector<ConvSpec> specs;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) specs.push_back(random_conv(seed));
+  for (const auto dtype : {DType::float32, DType::bfloat16}) {  // what decoding has
+    for (const auto norm : {L2Norm::none, L2Norm::divide, L2Norm::rsqrt}) {
+      for (const std::int64_t head_dim : {4, 64, 128}) {
+        specs.push_back({.dtype = dtype, .parameters = dtype, .head_dim = head_dim, .bias = false, .l2_norm = norm});
+      }
+    }
+  }
+  for (ConvSpec spec : specs) {
     spec.lengths.clear();
     spec.batch = 3;
     spec.tokens = 6;

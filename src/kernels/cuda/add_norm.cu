@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(kThreads) add_norm_rows(const __grid_constant_
   using Own = Row<TeamOf>;
   const std::int64_t row = TeamOf::index();
   if (row >= a.rows) return;
+  wait_for_earlier();
   const int width = static_cast<int>(a.width);
   Own x;
   x.template read<kType>(a.x, row, width);
@@ -147,8 +148,8 @@ void with_rows_of(const AddNorm& a, const Device& device, Body&& body) {
 
 void add_norm(const AddNorm& a, void* sum, void* normed, const Device& device) {
   with_rows_of(a, device, [&]<typename Type, typename TeamOf>(Type, TeamOf) {
-    launch(add_norm_rows<Type::type, TeamOf>, (a.rows + TeamOf::kTeams - 1) / TeamOf::kTeams, kSums, device.stream, a,
-           sum, normed);
+    launch_early<kThreads>(add_norm_rows<Type::type, TeamOf>, (a.rows + TeamOf::kTeams - 1) / TeamOf::kTeams, kSums,
+                           device.index, device.stream, a, sum, normed);
   });
 }
 

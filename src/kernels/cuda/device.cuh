@@ -68,6 +68,18 @@ __device__ __forceinline__ void wait_for_groups_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
+/// A kernel that launch_early starts may begin while the one before it still runs, and until this call may do nothing
+/// but ask for memory. The next kernel may begin from here on: it will wait in the same way.
+__device__ __forceinline__ void wait_for_earlier() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// Brings the line of memory that has this address into the second-level cache, which all see alike.
+inline constexpr int kLineBytes = 128;
+__device__ __forceinline__ void ask_for(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 __device__ inline char* shared_memory() {
   extern __shared__ __align__(16) char bytes[];
   return bytes;
@@ -164,6 +176,35 @@ void launch_blocks_of(void (*kernel)(Parameters...), std::int64_t grid, int shar
   kernel<<<static_cast<unsigned>(grid), kBlock, static_cast<std::size_t>(shared_bytes),
            static_cast<cudaStream_t>(stream)>>>(std::forward<Arguments>(arguments)...);
   check(cudaGetLastError(), "starting a kernel");
+}
+
+/// Whether code for this kernel has wait_for_earlier in it, and the device knows what that is.
+template <typename... Parameters>
+bool can_start_early(void (*kernel)(Parameters...), int device) {
+  cudaFuncAttributes compiled{};
+  check(cudaFuncGetAttributes(&compiled, kernel), "asking for a kernel's version");
+  return compiled.ptxVersion >= 90 && attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9;
+}
+
+/// The same for a kernel that calls wait_for_earlier: its start, some microseconds, passes while the kernel before it
+/// runs. For the short kernels of decoding, which are as many as they are short.
+template <int kBlock, typename... Parameters, typename... Arguments>
+void launch_early(void (*kernel)(Parameters...), std::int64_t grid, int shared_bytes, int device, void* stream,
+                  Arguments&&... arguments) {
+  if (grid <= 0) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "sizing shared memory");
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(kBlock);
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &early;
+  config.numAttrs = can_start_early(kernel, device) ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "starting a kernel");
 }
 
 template <typename... Parameters, typename... Arguments>

@@ -85,6 +85,7 @@ template <DType kType, Gating kGating>
 __global__ void __launch_bounds__(kThreads, 2)
     norm_rows(const __grid_constant__ GatedRmsNorm n, const View y, std::int64_t count, int lanes, const Tokens tokens,
               std::int64_t gate_step) {
+  wait_for_earlier();
   const Part weight = weight_of(n, lanes);
   constexpr int kSome = kAtOnce<kType>;
   std::int64_t at = block() * (kRowsEach / 2) * kThreads + thread();
@@ -220,8 +221,9 @@ void with_gating(const GatedRmsNorm& n, Body&& body) {
 inline void forward(const GatedRmsNorm& n, const View& y, const Device& device) {
   const CurrentDevice current(device.index);
   with_gating(n, [&]<typename Type, typename As>(Type, As) {
-    launch(norm_rows<Type::type, As::kGating>, blocks_of(n, kRowsEach / 2), 0, device.stream, n, y, vectors_of(n),
-           static_cast<int>(n.dim / kPart), tokens_of(n), step_of(n, n.gate));
+    launch_early<kThreads>(norm_rows<Type::type, As::kGating>, blocks_of(n, kRowsEach / 2), 0, device.index,
+                           device.stream, n, y, vectors_of(n), static_cast<int>(n.dim / kPart), tokens_of(n),
+                           step_of(n, n.gate));
   });
 }
 

@@ -43,6 +43,7 @@ __device__ __forceinline__ float bias_of(const Gates& g, int kind, int head) {
 /// A thread per token and column.
 template <DType kType>
 __global__ void __launch_bounds__(kThreads) open_gates(const __grid_constant__ Gates g) {
+  wait_for_earlier();
   const int columns = g.count * g.heads;
   const std::int64_t at = own_vector(), token = quotient(at, columns);
   if (token >= g.tokens) return;
@@ -96,7 +97,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void gates(const Gates& g, const Device& device) {
   with_type_of(g.dtype, device, [&](auto type) {
-    launch(open_gates<decltype(type)::type>, grid_for(g.tokens * g.count * g.heads), 0, device.stream, g);
+    launch_early<kThreads>(open_gates<decltype(type)::type>, grid_for(g.tokens * g.count * g.heads), 0, device.index,
+                           device.stream, g);
   });
 }
 

@@ -5,6 +5,7 @@
 // Runs know nothing of sequences: one may hold the end of one sequence and the start of the next. Backward, a token's
 // input gradient is complete W − 1 tokens later, so a run reads that many tokens beyond its end. The gradients of
 // weight and bias are summed per run, per block of runs, and then over the blocks in their order.
+#include <algorithm>
 #include <span>
 #include <stdexcept>
 #include <utility>
@@ -529,6 +530,9 @@ void short_conv_steps(std::span<const ShortConvStep> several, const Device& devi
     steps.cut[steps.count++] = cut_of(step.conv);
     const auto size = [](const ShortConv& k) { return std::pair(k.width > 4, cut_of(k).group > 128); };
     if (size(step.conv) > size(*widest)) widest = &step.conv;
+  }
+  if (std::ranges::all_of(several, [](const ShortConvStep& step) { return vectors::takes(step); })) {
+    return vectors::step(several, device);
   }
   with_shape(*widest, device, [&]<typename S>(S) { step_as<typename S::Number, S::kGroup, S::kWidth>(steps, device); });
 }

@@ -5,6 +5,8 @@
 // its own, so that nobody waits for another: in registers there is no room for as much as hides the memory's delay.
 #pragma once
 
+#include <span>
+
 #include "gka/block_kernels.h"
 #include "kernels/cuda/vectors.cuh"
 #include "kernels/cuda/warp_rows.cuh"
@@ -372,6 +374,119 @@ inline void backward(const ShortConv& k, const ShortConvGradients& g, const Devi
   if (!given(g.d_weight)) return;
   launch(sum_taps, (k.channels * kTaps + kLanes - 1) / kLanes, kThreads * 8, device.stream, k, g.d_weight, cut,
          static_cast<const float*>(kept), blocks_per_group);
+}
+
+// ---- One token of several convolutions ---------------------------------------------------------------------------
+
+inline constexpr int kMostSteps = 3;
+inline constexpr int kStepWarps = kLanes == 1 ? 1 : 4, kStepBlock = kStepWarps * kLanes;
+
+struct Steps {
+  ShortConvStep of[kMostSteps];
+  int groups[kMostSteps], head_lanes[kMostSteps];
+  int count = 0;
+};
+
+/// Sixteen taps of four channels, from float32 or the inputs' own type.
+template <DType kType>
+__device__ __forceinline__ void read_taps(const ShortConv& k, std::int64_t channel, Quad (&taps)[kOwn]) {
+  if (k.weight.dtype == DType::float32) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) taps[i] = read_vector<DType::float32, kTaps>(k.weight.data, (channel + i) * kTaps);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) taps[i] = read_vector<kType, kTaps>(k.weight.data, (channel + i) * kTaps);
+  }
+}
+
+/// A warp per sequence and group of channels. What a lane needs is under way before the first of it is looked at: the
+/// three inputs that each of its four channels keeps are twelve neighbours in the state.
+template <DType kType>
+__global__ void __launch_bounds__(kStepBlock) step_quads(const __grid_constant__ Steps steps) {
+  wait_for_earlier();
+  int task = static_cast<int>(block()) * kStepWarps + warp(), which = 0;
+  while (which < steps.count && task >= static_cast<int>(steps.of[which].conv.batch) * steps.groups[which]) {
+    task -= static_cast<int>(steps.of[which].conv.batch) * steps.groups[which];
+    ++which;
+  }
+  if (which == steps.count) return;
+  const ShortConvStep& step = steps.of[which];
+  const ShortConv& k = step.conv;
+  const int b = task / steps.groups[which], head_lanes = steps.head_lanes[which];
+  const std::int64_t slot = step.state_indices != nullptr ? step.state_indices[b] : b;
+  const std::int64_t channel = task % steps.groups[which] * kGroup + lane() * kOwn;
+  const bool mine = channel < k.channels;
+  const std::int64_t past = (slot * k.channels + channel) * kPast;
+
+  Quad now{}, kept[kPast] = {}, taps[kOwn] = {};
+  if (mine) {
+    Held<kType, kOwn> held[kPast];
+#pragma unroll
+    for (int j = 0; j < kPast; ++j) held[j] = hold_vector<kType, kOwn>(step.state.data, past + j * kOwn);
+    const Held<kType, kOwn> newest = hold_vector<kType, kOwn>(k.x.data, offset(k.x, b, 0, 0) + channel);
+    read_taps<kType>(k, channel, taps);
+    now = let_go<kType, kOwn>(newest);
+#pragma unroll
+    for (int j = 0; j < kPast; ++j) kept[j] = let_go<kType, kOwn>(held[j]);
+  }
+  Quad s;
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    float z = 0;
+#pragma unroll
+    for (int j = 0; j < kPast; ++j) z += taps[i].x[j] * kept[(i * kPast + j) / kOwn].x[(i * kPast + j) % kOwn];
+    z += taps[i].x[kPast] * now.x[i];
+    s.x[i] = silu_as<kType>(z).value;
+    squares += s.x[i] * s.x[i];
+  }
+  if (head_lanes > 0) {
+    for (int apart = head_lanes / 2; apart > 0; apart /= 2) squares += from_lane(squares, apart);
+    const float by = scale_of<kType>(k, squares).by;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) s.x[i] *= by;
+  }
+  if (!mine) return;
+  write_vector<kType, kOwn>(step.y.data, offset(step.y, b, 0, 0) + channel, s);
+  Quad next[kPast];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+    for (int j = 0; j < kPast; ++j) {
+      const int from = i * kPast + j + 1;
+      next[(from - 1) / kOwn].x[(from - 1) % kOwn] = j + 1 < kPast ? kept[from / kOwn].x[from % kOwn] : now.x[i];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kPast; ++j) write_vector<kType, kOwn>(step.state.data, past + j * kOwn, next[j]);
+}
+
+inline bool takes(const ShortConvStep& step) {
+  ShortConv k = step.conv;
+  k.cu_seqlens = nullptr;
+  k.initial_state = {};
+  const auto aligned = [](const View& view) { return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0; };
+  const bool taps = (k.weight.dtype == DType::float32 || k.weight.dtype == k.x.dtype) && aligned(k.weight);
+  return taps && step.state.dtype == k.x.dtype && aligned(step.state) &&
+         k.batch * k.channels < (std::int64_t{1} << 30) && takes(k, {&k.x, &step.y});
+}
+
+/// Up to kMostSteps that `takes` takes, of one type.
+inline void step(std::span<const ShortConvStep> several, const Device& device) {
+  const CurrentDevice current(device.index);
+  Steps steps;
+  std::int64_t tasks = 0;
+  for (const ShortConvStep& one : several) {
+    const Cut cut = cut_of(one.conv);
+    steps.of[steps.count] = one;
+    steps.groups[steps.count] = static_cast<int>(cut.groups);
+    steps.head_lanes[steps.count++] = cut.head_lanes;
+    tasks += one.conv.batch * cut.groups;
+  }
+  with_vectors_of(several.front().conv.x.dtype, [&](auto type) {
+    launch_early<kStepBlock>(step_quads<decltype(type)::type>, (tasks + kStepWarps - 1) / kStepWarps, 0, device.index,
+                             device.stream, steps);
+  });
 }
 
 }  // namespace gka::kernels::cuda::vectors

@@ -1,6 +1,6 @@
 // A warp has kOutputs rows of a weight and all rows of x: lanes read 16 bytes each, side by side, and add up what they
 // have; the sum over the lanes comes last. Nothing is kept in shared memory: x is small and stays in the first-level
-// cache, and weights are seen once.
+// cache, and weights are seen once. They are asked for before x is there, while the kernel that makes it still runs.
 #include "kernels/cuda/small_products.h"
 
 #include <algorithm>
@@ -59,6 +59,13 @@ __device__ __forceinline__ void multiply(const SmallProducts& p, const void* con
   }
 }
 
+/// A row of a weight, which lies in memory whatever the kernels before this one do.
+__device__ __forceinline__ void ask_for_row(const SmallProducts& p, const void* weight, std::int64_t output) {
+  const std::int64_t bytes = 2 * p.depth;
+  const char* row = static_cast<const char*>(weight) + output * bytes;
+  for (std::int64_t at = lane() * kLineBytes; at < bytes; at += kLanes * kLineBytes) ask_for(row + at);
+}
+
 template <DType kType>
 __device__ __forceinline__ void put(void* y, std::int64_t at, float value) {
   const Words<2> both = pack<kType>(Numbers<2>{{value, 0}});
@@ -72,6 +79,8 @@ __global__ void __launch_bounds__(kOwnThreads) multiply_few(const __grid_constan
   while (which < p.count && output >= p.of[which].outputs) output -= p.of[which++].outputs;
   if (which == p.count) return;
   const SmallProducts::Matrix& matrix = p.of[which];
+  ask_for_row(p, matrix.weight, output);
+  wait_for_earlier();
   float sums[1][kRows];
   multiply<kType, 1, kRows>(p, {matrix.weight}, {output * p.depth}, sums);
 #pragma unroll
@@ -84,6 +93,8 @@ template <DType kType, int kRows>
 __global__ void __launch_bounds__(kOwnThreads) multiply_pair(const __grid_constant__ SmallProducts p) {
   const std::int64_t output = block() * kOwnWarps + warp();
   if (output >= p.of[0].outputs) return;
+  for (int i = 0; i < 2; ++i) ask_for_row(p, p.of[i].weight, output);
+  wait_for_earlier();
   float sums[2][kRows];
   multiply<kType, 2, kRows>(p, {p.of[0].weight, p.of[1].weight}, {output * p.depth, output * p.depth}, sums);
 #pragma unroll
@@ -100,7 +111,7 @@ void start(const SmallProducts& p, const Device& device) {
   std::int64_t outputs = 0;
   for (int i = 0; i < (p.gated ? 1 : p.count); ++i) outputs += p.of[i].outputs;
   const auto kernel = p.gated ? multiply_pair<kType, kRows> : multiply_few<kType, kRows>;
-  launch_blocks_of<kOwnThreads>(kernel, (outputs + kOwnWarps - 1) / kOwnWarps, 0, device.stream, p);
+  launch_early<kOwnThreads>(kernel, (outputs + kOwnWarps - 1) / kOwnWarps, 0, device.index, device.stream, p);
 }
 
 template <DType kType>

@@ -218,6 +218,7 @@ __global__ void __launch_bounds__(kBlock, 2)
   Room& room = *reinterpret_cast<Room*>(shared_memory());
   float* staged = reinterpret_cast<float*>(shared_memory() + (sizeof(Room) + 15) / 16 * 16);
 
+  wait_for_earlier();
   const std::int64_t b = block() / s.heads, head = block() % s.heads;
   const std::int64_t slot = s.state_indices != nullptr ? s.state_indices[b] : b, at = slot * s.heads + head;
   float* h = static_cast<float*>(s.h) + at * kDim * kDim;
@@ -284,8 +285,8 @@ __global__ void __launch_bounds__(kBlock, 2)
 template <int kDim, int kValues>
 void run(const Step& s, const Device& device) {
   constexpr int kBytes = (sizeof(Shared<kDim, kValues>) + 15) / 16 * 16 + kDim * kValues * 4;
-  launch_blocks_of<kBlock>(step_kernel<kDim, kValues>, s.batch * s.heads, kBytes, device.stream, s,
-                           table_of(s.options.ridge));
+  launch_early<kBlock>(step_kernel<kDim, kValues>, s.batch * s.heads, kBytes, device.index, device.stream, s,
+                       table_of(s.options.ridge));
 }
 
 struct Size {

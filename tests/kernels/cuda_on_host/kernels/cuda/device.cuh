@@ -58,6 +58,9 @@ void copy_async_or_zero(void* to, const void* from, bool there) {
 inline void end_group() {}
 template <int>
 void wait_for_groups_but() {}
+inline void wait_for_earlier() {}
+inline constexpr int kLineBytes = 128;
+inline void ask_for(const void*) {}
 inline char* shared_memory() { return machine.shared; }
 inline void raise(int* flag) { *flag = 1; }
 
@@ -89,6 +92,11 @@ void launch(void (*kernel)(Parameters...), std::int64_t grid, int, void*, Argume
 template <int kBlock, typename... Parameters, typename... Arguments>
 void launch_blocks_of(void (*kernel)(Parameters...), std::int64_t grid, int bytes, void* stream,
                       Arguments&&... arguments) {
+  launch(kernel, grid, bytes, stream, std::forward<Arguments>(arguments)...);
+}
+template <int kBlock, typename... Parameters, typename... Arguments>
+void launch_early(void (*kernel)(Parameters...), std::int64_t grid, int bytes, int, void* stream,
+                  Arguments&&... arguments) {
   launch(kernel, grid, bytes, stream, std::forward<Arguments>(arguments)...);
 }
 

@@ -133,5 +133,11 @@ void launch_blocks_of(void (*kernel)(Parameters...), std::int64_t grid, int, voi
     run_block(kBlock);
   }
 }
+template <int kBlock, typename... Parameters, typename... Arguments>
+void launch_early(void (*kernel)(Parameters...), std::int64_t grid, int bytes, int, void* stream,
+                  const Arguments&... arguments) {
+  launch_blocks_of<kBlock>(kernel, grid, bytes, stream, arguments...);
+}
+inline void wait_for_earlier() {}
 
 }  // namespace gka::kernels::cuda
