@@ -32,7 +32,7 @@ struct Arguments {
   bool greedy = false;
   std::vector<std::string> stop;
   std::string iterations;
-  bool print_ids = false;
+  bool print_ids = false, echo = false;
 };
 
 /// One line of output as it grows. A text is held back as far as a stop text may have begun in it.
@@ -42,6 +42,9 @@ class Line {
       : stops_(stops), as_numbers_(as_numbers) {
     if (tokenizer) decoder_.emplace(*tokenizer);
   }
+
+  /// Shown before everything else.
+  void begin(std::string text) { ready_ = std::move(text); }
 
   /// Returns whether the line is over because of a stop text.
   bool add(std::int64_t token) {
@@ -164,6 +167,11 @@ std::string prompt_of(const Arguments& arguments) {
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
+std::string text_of(const data::Tokenizer& tokenizer, const Tokens& prompt) {
+  const std::vector<data::Token> tokens(prompt.begin(), prompt.end());
+  return tokenizer.decode(tokens);
+}
+
 infer::Request request_of(const Arguments& arguments, const Tokens& prompt, std::size_t line) {
   infer::Request request{.prompt = prompt, .sampling = arguments.sampling, .max_tokens = arguments.max_tokens};
   request.sampling.seed += line;
@@ -179,7 +187,8 @@ int run(const Arguments& arguments) {
   const bool by_text = arguments.ids.empty();
   std::optional<data::Tokenizer> tokenizer;
   if (by_text || !arguments.print_ids || !arguments.stop.empty()) tokenizer = load_tokenizer(arguments.model);
-  const auto prompts = by_text ? std::vector<Tokens>{encode(*tokenizer, prompt_of(arguments), "the prompt", vocabulary)}
+  const auto text = by_text ? prompt_of(arguments) : "";
+  const auto prompts = by_text ? std::vector<Tokens>{encode(*tokenizer, text, "the prompt", vocabulary)}
                                : read_ids(arguments.ids, vocabulary);
 
   std::size_t longest = 0;
@@ -187,6 +196,7 @@ int run(const Arguments& arguments) {
   for (const auto& prompt : prompts) {
     longest = std::max(longest, prompt.size());
     lines.emplace_back(tokenizer, arguments.stop, arguments.print_ids);
+    if (arguments.echo) lines.back().begin(by_text ? text : text_of(*tokenizer, prompt));
   }
   const auto engine =
       infer::make_engine(std::move(decoder), {.slots = std::min<std::int64_t>(std::ssize(prompts), 256),
@@ -247,8 +257,10 @@ Action declare_generate(CLI::App& app) {
   app.add_option("--iterations", arguments->iterations, "GKA's solver steps: 0 to the model's own, or auto")
       ->type_name("N")
       ->check(check_iterations);
-  app.add_flag("--print-ids", arguments->print_ids,
-               "Print the new token numbers alone, one line per line of input (eos_token_id is among them)");
+  auto* numbers =
+      app.add_flag("--print-ids", arguments->print_ids,
+                   "Print the new token numbers alone, one line per line of input (eos_token_id is among them)");
+  app.add_flag("--echo", arguments->echo, "Print the prompt before what follows it")->excludes(numbers);
   return [arguments] { return run(*arguments); };
 }
 

@@ -56,7 +56,7 @@ void add_model_arguments(CLI::App& app, ModelArguments& arguments) {
   app.add_option("MODEL", arguments.model,
                  "A folder with config.json and weights, or a training run (its newest checkpoint)")
       ->required();
-  app.add_option("--device", arguments.device, "cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--device", arguments.device, "cpu, cuda or cuda:N (a GPU where there is one)");
   app.add_option("--dtype", arguments.dtype,
                  models::list_dtypes() + " (float32 on the CPU by default, elsewhere the checkpoint's own)");
   add_weights_option(app, arguments.weights);

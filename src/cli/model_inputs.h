@@ -18,8 +18,8 @@ class App;
 namespace gka::cli {
 
 struct ModelArguments {
-  std::string model;  // a checkpoint folder
-  std::string device = "cpu";
+  std::string model;      // a checkpoint folder
+  std::string device;     // left out: a GPU where there is one
   std::string dtype;      // empty: float32 on the CPU, the checkpoint's own elsewhere
   std::string weights;    // empty: as stored
   std::string tokenizer;  // empty: the model's folder

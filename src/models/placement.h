@@ -14,7 +14,9 @@
 
 namespace gka::models {
 
+/// "": the first GPU, as training chooses, or the CPU where there is none.
 inline at::Device device_named(const std::string& what, const std::string& name) {
+  if (name.empty()) return at::hasCUDA() && at::getNumGPUs() > 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   std::optional<at::Device> device;
   try {
     device.emplace(name);

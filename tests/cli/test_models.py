@@ -175,6 +175,8 @@ def test_a_prompt_is_continued_as_text_or_as_numbers(model):
     assert len(numbers) == 12
     shown = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True).stdout.decode()
     assert shown == bytes(number for number in numbers if number < 256).decode(errors="replace") + "\n"
+    echoed = subprocess.run([PROGRAM, *map(str, arguments), "--echo"], capture_output=True).stdout.decode()
+    assert echoed == "abc" + shown
 
 
 def test_a_seed_repeats_and_sampling_obeys_its_options(model, tmp_path):

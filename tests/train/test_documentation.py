@@ -55,3 +55,11 @@ def test_the_other_commands_of_the_page_work_after_it(section, folder):
             pytest.importorskip("matplotlib")
         run(shortened, folder)
     assert (folder / "recall.png").exists() and (folder / "runs/tiny-gka/latest/tokenizer.json").exists()
+
+
+def test_a_sliding_window_is_shorter_than_the_sequences_it_slides_over():
+    pairs = [(p, p.with_name("sliding-window.train.json")) for p in ROOT.glob("configs/*/sliding-window.json")]
+    assert len(pairs) > 3
+    for model, recipe in pairs:
+        window, length = (json.loads(p.read_text())[key] for p, key in ((model, "sliding_window"), (recipe, "length")))
+        assert window < length, model
