@@ -59,6 +59,9 @@ __all__ = [
 ]
 
 Solver = Literal["chebyshev", "conjugate_gradient", "gradient_descent", "nesterov", "exact"]
+RidgeMode = Literal["adaptive", "constant"]
+Gradient = Literal["implicit", "unrolled"]
+BetaWeight = Literal["published", "paper"]
 
 
 class State(NamedTuple):
@@ -79,39 +82,36 @@ for _state in (State, MemoryState, AttentionState, MesaState, Mamba2State):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The choices of a block, named as in ``gka_config`` of a checkpoint."""
+    """The choices of a block, named as in ``gka_config`` of a checkpoint; GatedKalmaNet has their defaults."""
 
-    num_iter: int = 30  #: 0: no solve, the query itself asks the memory
-    ridge_strength: float = 0.02
-    solver_type: Solver = "chebyshev"
-    ridge_mode: Literal["adaptive", "constant"] = "adaptive"  #: constant: λ = ridge_strength
-    gradient: Literal["implicit", "unrolled"] = "implicit"
-    bp_lambda: bool = True  #: False: no gradient through λ
-    use_alpha_connection: bool = True
-    use_beta_gate: bool = True
-    beta_weight: Literal["published", "paper"] = (
-        "published"  #: published: tokens are written with weight β²; paper: with β
-    )
-    use_forgetting_gate: bool = True
-    use_forgetting_gate_kk: bool = True  #: False: H does not fade
-    use_gate: bool = True  #: of the output
-    gla_rescale: bool = True  #: answers times (size of a key)^−½
-    conv_size: int = 4  #: 0: no convolution
-    use_q_conv: bool = True
-    use_k_conv: bool = True
-    use_v_conv: bool = True
-    norm_eps: float = 1e-6
-    kv_proj_rank: int | None = None  #: grouped keys and values get a low-rank part of their own per query head
-    kv_learnable_residual: bool = False
-    expand_k: float = 1.0
-    expand_v: float = 1.0
-    sketch_dim: int = 0  #: > 0: the solve runs in so many learned dimensions
+    num_iter: int  #: 0: no solve, the query itself asks the memory
+    ridge_strength: float
+    solver_type: Solver
+    ridge_mode: RidgeMode  #: constant: λ = ridge_strength
+    gradient: Gradient
+    bp_lambda: bool  #: False: no gradient through λ
+    use_alpha_connection: bool
+    use_beta_gate: bool
+    beta_weight: BetaWeight  #: published: tokens are written with weight β²; paper: with β
+    use_forgetting_gate: bool
+    use_forgetting_gate_kk: bool  #: False: H does not fade
+    use_gate: bool  #: of the output
+    gla_rescale: bool  #: answers times (size of a key)^−½
+    conv_size: int  #: 0: no convolution
+    use_q_conv: bool
+    use_k_conv: bool
+    use_v_conv: bool
+    norm_eps: float
+    kv_proj_rank: int | None  #: grouped keys and values get a low-rank part of their own per query head
+    kv_learnable_residual: bool
+    expand_k: float
+    expand_v: float
+    sketch_dim: int  #: > 0: the solve runs in so many learned dimensions
 
     def __post_init__(self) -> None:
-        parts.one_of("beta_weight", self.beta_weight, ("published", "paper"))
-        parts.one_of("solver_type", self.solver_type, Solver.__args__)
-        parts.one_of("ridge_mode", self.ridge_mode, ("adaptive", "constant"))
-        parts.one_of("gradient", self.gradient, ("implicit", "unrolled"))
+        names = {"beta_weight": BetaWeight, "solver_type": Solver, "ridge_mode": RidgeMode, "gradient": Gradient}
+        for name, choices in names.items():
+            parts.one_of(name, getattr(self, name), choices.__args__)
         for name, least in (("num_iter", 0), ("conv_size", 0), ("sketch_dim", 0)):
             parts.at_least(name, getattr(self, name), least)
         if not self.ridge_strength > 0:
@@ -142,12 +142,12 @@ class GatedKalmaNet(Mixer):
         num_iter: int = 30,
         ridge_strength: float = 0.02,
         solver_type: Solver = "chebyshev",
-        ridge_mode: Literal["adaptive", "constant"] = "adaptive",
-        gradient: Literal["implicit", "unrolled"] = "implicit",
+        ridge_mode: RidgeMode = "adaptive",
+        gradient: Gradient = "implicit",
         bp_lambda: bool = True,
         use_alpha_connection: bool = True,
         use_beta_gate: bool = True,
-        beta_weight: Literal["published", "paper"] = "published",
+        beta_weight: BetaWeight = "published",
         use_forgetting_gate: bool = True,
         use_forgetting_gate_kk: bool = True,
         use_gate: bool = True,

@@ -135,6 +135,25 @@ def test_what_ranks_have_trained_starts_a_run_of_one_process(pool, recall):
     assert metrics(recall / "second")[0]["loss"] < metrics(recall / "one")[0]["loss"]
 
 
+def test_what_ranks_have_trained_is_opened_by_the_command_and_by_transformers(recall):
+    """After the tests above: the run of two ranks."""
+    (recall / "ids.txt").write_text("3 1 4 1 5\n")
+    words = [PROGRAM, "generate", "on2", "--ids", "ids.txt", "--max-tokens", "4", "--greedy", "--print-ids"]
+    done = subprocess.run(words, cwd=recall, env=ONE_THREAD, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tokens = [int(word) for word in done.stdout.split()]
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    assert gka.load(recall / "on2").generate(ids, 4)[0].tolist() == tokens
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed; requirements.txt has it")
+    ours = gka.hf.GkaForCausalLM  # from here on transformers knows it
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(recall / "on2/latest")
+    assert isinstance(theirs, ours)
+    assert (
+        theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)[0, 5:].tolist()
+        == tokens
+    )
+
+
 def test_ranks_start_from_no_model_of_another_tokenizer(pool, tmp_path):
     """As `gka train --from` does: token 65 of one is not token 65 of the other."""
     (tmp_path / "text.txt").write_text("\n\n".join(f"the number {i} is followed by {i + 1}." for i in range(200)))

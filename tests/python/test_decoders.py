@@ -1,5 +1,6 @@
 """gka.models and the layers of gka.nn: the same numbers as the C++ decoder, states, gradients, files."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -214,6 +215,32 @@ def test_a_decomposed_export_has_the_layers_gradients():
         y = x.clone().requires_grad_()
         gradients += torch.autograd.grad(each(y)[0].square().sum(), y)
     assert_same(*gradients)
+
+
+GROUPS = {
+    "GatedKalmaNet": "gka_config",
+    "GatedDeltaNet": "gdn_config",
+    "DeltaNet": "deltanet_config",
+    "KimiDeltaAttention": "kda_config",
+    "MesaNet": "mesa_config",
+    "GatedLinearAttention": "gla_config",
+    "RetNet": "retnet_config",
+    "LinearAttention": "linear_attn_config",
+    "Mamba2": "mamba2_config",
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_layer_and_a_configuration_have_the_same_choices_and_defaults(kind):
+    """But for sizes, which a configuration may leave to the attention's."""
+    sizes = ("heads", "head_dim", "expand_k", "expand_v")
+    plain = {key: value for key, value in CONFIG.items() if not key.endswith("_config")}
+    group = gka.models.read_config(plain | {"hybrid_override_pattern": "GKA"})[GROUPS[kind]]
+    taken = inspect.signature(getattr(gka.nn, kind)).parameters
+    assert set(group) <= set(taken)
+    for name, value in group.items():
+        if not name.endswith(sizes):
+            assert (taken[name].default or 0) == (value or 0), name
 
 
 def test_the_tokenizer_is_the_command_lines(tmp_path):
