@@ -1,13 +1,15 @@
 // A second stand-in for src/kernels/cuda/device.cuh, with as many threads per block as on a GPU, for kernels whose
 // threads work in lockstep: shuffles and barriers do here what they do there.
 //
-// The threads of a block are contexts that take turns. At a barrier, or at a shuffle, a thread gives way to the next;
-// the round comes back to it when all have arrived there. So a kernel must take the same barriers and shuffles in all
-// threads of a block, whatever the warp.
+// The threads of a block are contexts that take turns. At a shuffle a thread gives way to the others of its warp, which
+// must all take it. At a barrier its warp waits for the block: until then one warp runs after the other, in one block
+// from the first, in the next from the last, so that a missing barrier is seen. Asynchronous copies leave NaN, and what
+// was to be copied when the thread waits for it.
 #pragma once
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -32,6 +34,14 @@ inline constexpr int kThreads = 512;
 inline constexpr int kLanes = 32;
 inline constexpr int kWarps = kThreads / kLanes;
 
+/// An asynchronous copy that nobody has waited for yet.
+struct Copy {
+  void* to;
+  const void* from;  // nullptr: zeros
+  std::size_t bytes;
+  int group;
+};
+
 struct Machine {
   static constexpr int kSharedBytes = 227 * 1024;
   static constexpr std::size_t kStackBytes = 64 * 1024;
@@ -41,7 +51,9 @@ struct Machine {
   int thread = 0;
   ucontext_t round;
   std::vector<ucontext_t> contexts;
-  std::vector<bool> done;
+  std::vector<bool> done, waits;  // waits: at a barrier
+  std::vector<std::vector<Copy>> copies;
+  std::vector<int> groups;          // of copies that have ended
   std::vector<double> shuffled[2];  // by turns, so that a value outlives the shuffle after it
   std::vector<int> shuffles;
   void (*run)(void*) = nullptr;
@@ -56,14 +68,20 @@ inline int warp() { return thread() / kLanes; }
 inline char* shared_memory() { return machine.shared; }
 inline void raise(int* flag) { *flag = 1; }
 
-inline void sync() { swapcontext(&machine.contexts[static_cast<std::size_t>(machine.thread)], &machine.round); }
+inline std::size_t self() { return static_cast<std::size_t>(machine.thread); }
+/// Lets the other threads of the warp come as far.
+inline void give_way() { swapcontext(&machine.contexts[self()], &machine.round); }
+inline void sync() {
+  machine.waits[self()] = true;
+  give_way();
+}
 
 template <typename T>
 T from_lane(T value, int bits) {
-  const auto own = static_cast<std::size_t>(thread());
+  const auto own = self();
   auto& values = machine.shuffled[machine.shuffles[own]++ % 2];
   values[own] = static_cast<double>(value);
-  sync();
+  give_way();
   return static_cast<T>(values[own ^ static_cast<std::size_t>(bits)]);
 }
 template <typename T>
@@ -76,31 +94,57 @@ struct CurrentDevice {
   explicit CurrentDevice(int) {}
 };
 
-inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
-inline void wait_for_copies() {}
 template <int kBytes>
 void copy_async_or_zero(void* to, const void* from, bool there) {
-  if (there) {
-    std::memcpy(to, from, kBytes);
-  } else {
-    std::memset(to, 0, kBytes);
-  }
+  std::memset(to, 0xff, kBytes);
+  machine.copies[self()].push_back({to, there ? from : nullptr, kBytes, machine.groups[self()]});
 }
-inline void end_group() {}
+inline void copy_async(void* to, const void* from) { copy_async_or_zero<16>(to, from, true); }
+inline void end_group() { ++machine.groups[self()]; }
+
+/// Copies of all groups before this one arrive.
+inline void finish_copies(int group) {
+  std::erase_if(machine.copies[self()], [&](const Copy& copy) {
+    if (copy.group >= group) return false;
+    if (copy.from != nullptr) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    } else {
+      std::memset(copy.to, 0, copy.bytes);
+    }
+    return true;
+  });
+}
+inline void wait_for_copies() { finish_copies(machine.groups[self()] + 1); }
 template <int kGroups>
-void wait_for_groups_but() {}
+void wait_for_groups_but() {
+  finish_copies(machine.groups[self()] - kGroups);
+}
 
 inline void enter() {
   machine.run(machine.body);
-  machine.done[static_cast<std::size_t>(machine.thread)] = true;
-  sync();
+  machine.done[self()] = true;
+  give_way();
 }
 
-/// Runs one block: all threads up to their next wait, again and again.
+/// Runs a warp up to the next barrier or its end.
+inline void run_warp(int warp, bool from_last) {
+  for (bool more = true; more;) {
+    more = false;
+    for (int i = 0; i < kLanes; ++i) {
+      machine.thread = warp * kLanes + (from_last ? kLanes - 1 - i : i);
+      if (machine.done[self()] || machine.waits[self()]) continue;
+      swapcontext(&machine.round, &machine.contexts[self()]);
+      more = true;
+    }
+  }
+}
+
 inline void run_block(int threads) {
   const auto count = static_cast<std::size_t>(threads);
   machine.contexts.resize(count);
   machine.done.assign(count, false);
+  machine.copies.assign(count, {});
+  machine.groups.assign(count, 0);
   machine.shuffles.assign(count, 0);
   for (auto& values : machine.shuffled) values.assign(count, 0);
   const auto stacks = std::make_unique<char[]>(count * Machine::kStackBytes);
@@ -112,14 +156,11 @@ inline void run_block(int threads) {
     context.uc_link = nullptr;
     makecontext(&context, enter, 0);
   }
-  for (bool more = true; more;) {
-    more = false;
-    for (machine.thread = 0; machine.thread < threads; ++machine.thread) {
-      const auto i = static_cast<std::size_t>(machine.thread);
-      if (machine.done[i]) continue;
-      swapcontext(&machine.round, &machine.contexts[i]);
-      more = true;
-    }
+  const int warps = threads / kLanes;
+  const bool from_last = machine.block % 2 != 0;
+  while (std::ranges::find(machine.done, false) != machine.done.end()) {
+    machine.waits.assign(count, false);
+    for (int i = 0; i < warps; ++i) run_warp(from_last ? warps - 1 - i : i, from_last);
   }
 }
 

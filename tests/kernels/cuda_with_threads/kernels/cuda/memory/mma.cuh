@@ -18,11 +18,11 @@ inline float high_half(std::uint32_t two) { return bits_to_float(two & 0xffff000
 template <typename T>
 const T* from_all_lanes(const T& own) {
   static std::vector<T> values[2];
-  const auto count = machine.contexts.size(), self = static_cast<std::size_t>(thread());
-  auto& now = values[machine.shuffles[self]++ % 2];
+  const auto count = machine.contexts.size();
+  auto& now = values[machine.shuffles[self()]++ % 2];
   if (now.size() < count) now.resize(count);
-  now[self] = own;
-  sync();
+  now[self()] = own;
+  give_way();
   return now.data() + warp() * kLanes;
 }
 
