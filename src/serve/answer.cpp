@@ -25,7 +25,8 @@ ToolCall read_call(const std::string& text) {
 
 AnswerParser::AnswerParser(Options options)
     : options_(options),
-      state_(options.inside      ? State::reasoning
+      state_(options.calling     ? State::call
+             : options.inside    ? State::reasoning
              : options.reasoning ? State::start
                                  : State::content) {}
 
@@ -67,7 +68,8 @@ void AnswerParser::enter(const std::string& marker, std::vector<Part>& parts) {
   if (marker == kCalled) {
     state_ = State::content;
     auto call = read_call(call_);
-    if (call.name.empty()) return emit(parts, kCall + call_ + kCalled);  // not a call: what the model wrote
+    // Not a call, or one that was cut off: what the model wrote.
+    if (call.name.empty()) return emit(parts, options_.calling ? call_ : kCall + call_ + kCalled);
     ++calls_;
     parts.push_back({Part::Kind::call, {}, std::move(call)});
   }
@@ -113,7 +115,9 @@ std::vector<Part> AnswerParser::push(const std::string& text, bool last) {
   held_ += text;
   while (step(parts, last)) {
   }
-  if (last && state_ == State::call) {  // cut off inside a call
+  if (last && state_ == State::call && options_.calling) {
+    enter(kCalled, parts);
+  } else if (last && state_ == State::call) {  // cut off inside a call
     state_ = State::content;
     emit(parts, kCall + call_);
   }

@@ -26,6 +26,7 @@ class AnswerParser {
     bool reasoning = false;  // look for <think>
     bool inside = false;     // the prompt has opened <think> already
     bool tools = false;      // look for <tool_call>
+    bool calling = false;    // the prompt has opened <tool_call> already: all of the answer is the call
   };
   explicit AnswerParser(Options options);
 

@@ -37,9 +37,26 @@ using FormPtr = std::shared_ptr<const Form>;
 
 // --- schema to forms
 
+FormPtr literal(const Json& value) {
+  auto form = std::make_shared<Form>();
+  form->kind = Form::Kind::literal;
+  form->text = dumped(value);
+  return form;
+}
+
+FormPtr any_of(std::vector<FormPtr> forms) {
+  if (forms.size() == 1) return forms[0];
+  auto form = std::make_shared<Form>();
+  form->kind = Form::Kind::choice;
+  form->forms = std::move(forms);
+  return form;
+}
+
 class SchemaReader {
  public:
-  explicit SchemaReader(const Json& root) : root_(root) {}
+  /// `param`: the field of the request that the schema stands in.
+  explicit SchemaReader(const Json& root, std::string param = "response_format")
+      : root_(root), param_(std::move(param)) {}
 
   FormPtr read(const Json& schema, int depth = 0) {
     if (depth > 32) throw problem("is nested too deep, or refers to itself");
@@ -59,11 +76,11 @@ class SchemaReader {
   }
 
  private:
-  static Problem problem(const std::string& what) {
-    return bad_request("the schema of 'response_format' " + what, "response_format", "unsupported_schema");
+  Problem problem(const std::string& what) const {
+    return bad_request("the schema of '" + param_ + "' " + what, param_, "unsupported_schema");
   }
 
-  static void check_keywords(const Json& schema) {
+  void check_keywords(const Json& schema) const {
     static constexpr std::string_view kKnown[] = {"type",    "properties",  "required", "additionalProperties",
                                                   "items",   "minItems",    "maxItems", "enum",
                                                   "const",   "anyOf",       "oneOf",    "$ref",
@@ -86,22 +103,7 @@ class SchemaReader {
     }
   }
 
-  static FormPtr literal(const Json& value) {
-    auto form = std::make_shared<Form>();
-    form->kind = Form::Kind::literal;
-    form->text = dumped(value);
-    return form;
-  }
-
-  static FormPtr any_of(std::vector<FormPtr> forms) {
-    if (forms.size() == 1) return forms[0];
-    auto form = std::make_shared<Form>();
-    form->kind = Form::Kind::choice;
-    form->forms = std::move(forms);
-    return form;
-  }
-
-  static FormPtr enumeration(const Json& values) {
+  FormPtr enumeration(const Json& values) const {
     if (!values.is_array() || values.empty() || values.size() > 256)
       throw problem("has an enum that is not a list of 1 to 256 values");
     std::vector<FormPtr> forms;
@@ -185,6 +187,7 @@ class SchemaReader {
   }
 
   const Json& root_;
+  std::string param_;
 };
 
 // --- the machine
@@ -629,6 +632,26 @@ class JsonFilter : public infer::TokenFilter {
   const Model& model_;
 };
 
+FormPtr call_of(const Json& tool) {
+  const auto function = tool.value("function", Json());
+  if (!function.is_object() || !function.value("name", Json()).is_string()) {
+    throw bad_request("each of 'tools' takes a function with a name", "tools");
+  }
+  const Json parameters = function.value("parameters", Json{{"type", "object"}});
+  auto form = std::make_shared<Form>();
+  form->kind = Form::Kind::object;
+  form->open = false;
+  form->properties = {{"\"name\"", literal(function["name"]), true},
+                      {"\"arguments\"", SchemaReader(parameters, "tools").read(parameters), true}};
+  return form;
+}
+
+void check_end_tokens(const Model& model, const std::string& param) {
+  if (!model.end_tokens.empty()) return;
+  throw bad_request("'" + param + "' needs a model with an end token (eos_token_id of config.json), and this has none",
+                    param);
+}
+
 FormPtr form_of(const Json& format) {
   const auto type = format.value("type", Json());
   if (type == "json_object") return SchemaReader(Json::object()).read({{"type", "object"}});
@@ -650,12 +673,15 @@ std::shared_ptr<infer::TokenFilter> filter_for(const Json& response_format, cons
   if (response_format.is_null()) return nullptr;
   if (!response_format.is_object()) throw bad_request("'response_format' takes an object", "response_format");
   if (response_format.value("type", Json()) == "text") return nullptr;
-  if (model.end_tokens.empty()) {
-    throw bad_request(
-        "'response_format' needs a model with an end token (eos_token_id of config.json), and this has none",
-        "response_format");
-  }
+  check_end_tokens(model, "response_format");
   return std::make_shared<JsonFilter>(form_of(response_format), model);
+}
+
+std::shared_ptr<infer::TokenFilter> call_filter(const Json& tools, const Model& model) {
+  check_end_tokens(model, "tool_choice");
+  std::vector<FormPtr> calls;
+  for (const auto& tool : tools) calls.push_back(call_of(tool));
+  return std::make_shared<JsonFilter>(any_of(std::move(calls)), model);
 }
 
 }  // namespace gka::serve

@@ -179,6 +179,33 @@ std::vector<std::int64_t> boundaries(const Model& model, const Tokens& prompt) {
   return places;
 }
 
+std::string name_of(const Json& function_holder) {
+  const auto function = function_holder.is_object() ? function_holder.value("function", Json()) : Json();
+  const auto name = function.is_object() ? function.value("name", Json()) : Json();
+  return name.is_string() ? name.get<std::string>() : std::string();
+}
+
+/// The tools of which one has to be called; null where the model is free to call none.
+Json forced_tools(const Ask& ask, bool tools) {
+  const auto& choice = ask.tool_choice;
+  if (choice.is_null() || choice == "auto" || choice == "none") return nullptr;
+  const auto refuse = [](const std::string& what) { return bad_request("'tool_choice' " + what, "tool_choice"); };
+  const auto name = name_of(choice);
+  if (choice != "required" && name.empty()) {
+    throw refuse("takes auto, none, required or {\"type\": \"function\", \"function\": {\"name\": …}}, and is " +
+                 dumped(choice).substr(0, 60));
+  }
+  if (!tools) throw refuse("insists on a call, and 'tools' has none to call");
+  if (ask.response_format.is_object() && ask.response_format.value("type", Json()) != "text") {
+    throw refuse("insists on a call, and 'response_format' on something else");
+  }
+  if (choice == "required") return ask.tools;
+  for (const auto& tool : ask.tools) {
+    if (name_of(tool) == name) return Json::array({tool});
+  }
+  throw refuse("names '" + name.substr(0, 60) + "', which is none of 'tools'");
+}
+
 std::vector<Prompt> chat_prompt(Plan& plan) {
   const auto& ask = plan.ask;
   const auto& model = *plan.model;
@@ -190,21 +217,23 @@ std::vector<Prompt> chat_prompt(Plan& plan) {
   for (const auto& tool : tools ? ask.tools : Json::array()) {
     if (!tool.is_object()) throw bad_request("each of 'tools' takes an object", "tools");
   }
-  const auto& choice = ask.tool_choice;
-  if (!choice.is_null() && choice != "auto" && choice != "none") {
-    throw bad_request("'tool_choice' takes auto or none; a call cannot be forced here", "tool_choice");
-  }
-  const bool use_tools = tools && choice != "none";
-  const auto text = model.chat.render({.messages = ask.messages,
-                                       .tools = use_tools ? ask.tools : Json(nullptr),
-                                       .values = ask.template_values,
-                                       .add_generation_prompt = ask.add_generation_prompt,
-                                       .continue_final_message = ask.continue_final_message});
+  plan.forced = forced_tools(ask, tools);
+  const bool use_tools = tools && ask.tool_choice != "none";
+  auto text = model.chat.render({.messages = ask.messages,
+                                 .tools = use_tools ? ask.tools : Json(nullptr),
+                                 .values = ask.template_values,
+                                 .add_generation_prompt = ask.add_generation_prompt,
+                                 .continue_final_message = ask.continue_final_message});
   auto tail = text.bytes();
   while (!tail.empty() && (tail.back() == '\n' || tail.back() == ' ')) tail.pop_back();
   plan.answer.tools = use_tools;
   plan.answer.reasoning = ask.separate_reasoning && model.chat.mentions("</think>");
   plan.answer.inside = plan.answer.reasoning && tail.ends_with("<think>");
+  if (!plan.forced.is_null()) {
+    // A call is opened, so that the answer is nothing else; reasoning that the template began ends here.
+    text += jinja::Text(tail.ends_with("<think>") ? "\n</think>\n\n<tool_call>\n" : "<tool_call>\n");
+    plan.answer.calling = true;
+  }
   std::vector<Prompt> prompts;
   auto tokens = model.encoder.encode(text);
   if (ask.add_special_tokens.value_or(false)) tokens = model.encoder.encode(text.bytes(), true, true);
@@ -306,7 +335,9 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
     const auto text = prompt.has_text ? prompt.text : data::replace_malformed(plan.model->tokenizer().decode(ids));
     for (std::int64_t i = 0; i < asked.n; ++i) {
       request.sampling.seed = seed + static_cast<std::uint64_t>(i);
-      request.filter = filter_for(asked.response_format, *plan.model);  // one each: it follows its own answer
+      // One each: it follows its own answer.
+      request.filter = plan.forced.is_null() ? filter_for(asked.response_format, *plan.model)
+                                             : call_filter(plan.forced, *plan.model);
       plan.requests.push_back(request);
       plan.echoes.push_back(asked.echo ? text : std::string());
     }

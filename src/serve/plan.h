@@ -20,7 +20,8 @@ struct Plan {
   std::vector<std::string> echoes;       // the prompt's text of each choice, where it is echoed
   std::vector<std::string> stops;
   AnswerParser::Options answer;
-  int logprobs = -1;  // how many alternatives; below 0: none asked for
+  Json forced = nullptr;  // tools, one of which has to be called
+  int logprobs = -1;      // how many alternatives; below 0: none asked for
   bool include_usage = false;
   bool explain_prompt = false;  // prompt_logprobs
 };

@@ -282,6 +282,47 @@ def test_tool_calls_in_the_hermes_form_are_read_whole_and_streamed(qwen):
     assert qwen.post("/v1/chat/completions", chat(broken, tools=TOOLS))["choices"][0]["message"]["content"] == broken
 
 
+def tool(name, **properties):
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("choice", "names"), [("required", {"f", "go"}), ({"type": "function", "function": {"name": "go"}}, {"go"})]
+)
+def test_a_call_that_is_insisted_on_comes_whatever_the_model_wants(qwen, choice, names, seed):
+    client = OpenAI(base_url=f"{qwen.address}/v1", api_key="none", _strict_response_validation=True)
+    tools = [tool("f", n={"type": "integer"}), tool("go", where={"enum": ["left", "right"]})]
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "seed": seed}
+    answer = client.chat.completions.create(model="fake", tools=tools, tool_choice=choice, **body).choices[0]
+    assert answer.finish_reason == "tool_calls" and not answer.message.content
+    (call,) = answer.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name in names
+    assert arguments["where"] in ("left", "right") if call.function.name == "go" else isinstance(arguments["n"], int)
+    streamed = client.chat.completions.create(model="fake", tools=tools, tool_choice=choice, stream=True, **body)
+    deltas = [piece for chunk in streamed for piece in chunk.choices[0].delta.tool_calls or []]
+    assert deltas[0].function.name == call.function.name
+    assert "".join(piece.function.arguments or "" for piece in deltas) == call.function.arguments
+
+
+def test_tool_choice_none_leaves_the_text_and_a_wrong_one_says_what_it_takes(qwen):
+    text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    left = qwen.post("/v1/chat/completions", chat(text, tools=TOOLS, tool_choice="none"))["choices"][0]
+    assert left["message"]["content"] == text
+    named = {"type": "function", "function": {"name": "h"}}
+    pattern = [tool("f", a={"type": "string", "pattern": "x"})]
+    for more, param, said in [
+        ({"tools": TOOLS, "tool_choice": named}, "tool_choice", "'h', which is none of 'tools'"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "auto, none, required"),
+        ({"tool_choice": "required"}, "tool_choice", "has none to call"),
+        ({"tools": pattern, "tool_choice": "required"}, "tools", "'pattern', which is not supported"),
+    ]:
+        error = qwen.post("/v1/chat/completions", chat("x", **more), status=400)["error"]
+        assert error["param"] == param and said in error["message"]
+
+
 def test_reasoning_is_split_from_the_answer(qwen):
     text = "<think>\nhm <b> </thin\n</think>\n\nSo: 4"
     message = qwen.post("/v1/chat/completions", chat(text))["choices"][0]["message"]
