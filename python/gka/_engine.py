@@ -83,6 +83,17 @@ class _Event(ctypes.Structure):
     ]
 
 
+class _Memory(ctypes.Structure):
+    _fields_ = [
+        ("id", c_char_p),
+        ("name", c_char_p),
+        ("tokens", c_int64),
+        ("state_bytes", c_int64),
+        ("cache_bytes", c_int64),
+        ("created", c_int64),
+    ]
+
+
 _SIGNATURES = {
     "gka_error": (c_char_p, []),
     "gka_engine_load": (c_void_p, [c_char_p, POINTER(_Options)]),
@@ -92,6 +103,12 @@ _SIGNATURES = {
     "gka_engine_submit": (c_void_p, [c_void_p, POINTER(_Request)]),
     "gka_stream_next": (c_int32, [c_void_p, POINTER(_Event), c_int64]),
     "gka_stream_free": (None, [c_void_p]),
+    "gka_memory_create": (
+        c_int32,
+        [c_void_p, c_char_p, POINTER(c_int64), c_int64, c_char_p, POINTER(_Memory)],
+    ),
+    "gka_memory_list": (c_int64, [c_void_p, POINTER(_Memory), c_int64]),
+    "gka_memory_delete": (c_int32, [c_void_p, c_char_p]),
     "gka_tokenizer_load": (c_void_p, [c_char_p]),
     "gka_tokenizer_free": (None, [c_void_p]),
     "gka_tokenizer_encode": (c_int64, [c_void_p, c_char_p, c_int64, POINTER(c_int64), c_int64]),
@@ -152,6 +169,26 @@ class Completion:
     @property
     def ids(self) -> list[int]:
         return [token.id for token in self.tokens]
+
+
+@dataclass
+class Memory:
+    """A text that was read once: give its ``id`` to ``generate`` or ``stream`` and the answer comes as if it stood
+    before the prompt."""
+
+    id: str
+    name: str
+    tokens: int
+    #: Recurrent states, whose size is fixed, and attention's cache, which grows with the text.
+    state_bytes: int
+    cache_bytes: int
+    #: Seconds since 1970.
+    created: int
+
+    @classmethod
+    def _from(cls, plain: _Memory) -> Memory:
+        sizes = (plain.tokens, plain.state_bytes, plain.cache_bytes, plain.created)
+        return cls(plain.id.decode(), plain.name.decode(), *sizes)
 
 
 class Engine:
@@ -316,6 +353,41 @@ class Engine:
         )
         return [token for token in self._tokens(stream) if isinstance(token, Token)]
 
+    def create_memory(self, text: str | Sequence[int], *, name: str = "", after: str | None = None) -> Memory:
+        """Reads a text (or token numbers) once and keeps what the model remembers of it.
+
+        ``after`` is the id of a memory to go on from, which stays as it is. With a folder (``memories`` of the engine)
+        memories survive the program.
+        """
+        ids = self._ids(text)
+        made = _Memory()
+        done = _library().gka_memory_create(
+            self._open(), _bytes(after), _integers(ids), len(ids), _bytes(name), byref(made)
+        )
+        if done < 0:
+            raise ValueError(_library().gka_error().decode())
+        return Memory._from(made)
+
+    def memories(self) -> list[Memory]:
+        """All there are, those of the folder included."""
+        room = 64
+        while True:
+            found = (_Memory * room)()
+            count = _library().gka_memory_list(self._open(), found, room)
+            if count < 0:
+                raise ValueError(_library().gka_error().decode())
+            if count <= room:
+                return [Memory._from(memory) for memory in found[:count]]
+            room = count
+
+    def delete_memory(self, id: str) -> None:
+        state = _library().gka_memory_delete(self._open(), _bytes(id))
+        if state <= 0:
+            raise ValueError(f"there is no memory '{id}'" if state == 0 else _library().gka_error().decode())
+
+    def _ids(self, prompt) -> list[int]:
+        return self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+
     def _open(self):
         if not self._engine:
             raise ValueError("the engine is closed")
@@ -338,7 +410,7 @@ class Engine:
 
     def _submit(self, prompt, **fields):
         engine = self._open()
-        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        ids = self._ids(prompt)
         request = _Request(prompt=_integers(ids), prompt_tokens=len(ids), **fields)
         return _checked(_library().gka_engine_submit(engine, byref(request)))
 

@@ -102,3 +102,28 @@ def test_what_goes_wrong_is_a_sentence(engine, tmp_path):
                 plain.generate("text")
     with pytest.raises(ValueError, match="closed"):
         plain.generate(PROMPT)
+
+
+def test_a_memory_answers_as_if_its_tokens_stood_before_the_prompt_and_survives_the_engine(tmp_path):
+    story, more, question = list(range(100, 300)), list(range(40, 60)), PROMPT
+    options = {"max_tokens": 8, "temperature": 0}
+    with gka.Engine(MODEL, device="cpu", memories=tmp_path) as engine:
+        told = engine.create_memory(story, name="a story")
+        longer = engine.create_memory(more, name="and on", after=told.id)
+        assert (told.tokens, longer.tokens, told.name) == (200, 220, "a story")
+        assert told.state_bytes > 0
+        expected = [engine.generate(before + question, **options).ids for before in (story, story + more)]
+        assert [engine.generate(question, memory=m.id, **options).ids for m in (told, longer)] == expected
+        assert {m.id for m in engine.memories()} == {told.id, longer.id}
+    with gka.Engine(MODEL, device="cpu", memories=tmp_path) as engine:
+        assert {(m.id, m.name, m.tokens) for m in engine.memories()} == {
+            (m.id, m.name, m.tokens) for m in (told, longer)
+        }
+        assert engine.generate(question, memory=longer.id, **options).ids == expected[1]
+        engine.delete_memory(told.id)
+        assert [m.id for m in engine.memories()] == [longer.id]
+        for wrong in (lambda: engine.delete_memory(told.id), lambda: engine.create_memory([], after=told.id)):
+            with pytest.raises(ValueError, match="there is no memory"):
+                wrong()
+        with pytest.raises(ValueError, match="memory"):
+            engine.generate(question, memory=told.id)

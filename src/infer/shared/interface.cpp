@@ -120,6 +120,17 @@ gka::infer::Sink sink_of(const std::shared_ptr<Mailbox>& mailbox) {
   return sink;
 }
 
+thread_local std::vector<gka::infer::MemoryInfo> last_memories;
+
+GkaMemory plain(const gka::infer::MemoryInfo& memory) {
+  return {.id = memory.id.c_str(),
+          .name = memory.name.c_str(),
+          .tokens = memory.tokens,
+          .state_bytes = memory.state_bytes,
+          .cache_bytes = memory.cache_bytes,
+          .created = memory.created};
+}
+
 }  // namespace
 
 const char* gka_error() { return last_error.c_str(); }
@@ -190,6 +201,33 @@ std::int32_t gka_stream_next(void* handle, GkaEvent* event, std::int64_t millise
 void gka_stream_free(void* handle) {
   const std::unique_ptr<Stream> stream(static_cast<Stream*>(handle));
   if (!stream->over) stream->engine->cancel(stream->id);
+}
+
+std::int32_t gka_memory_create(void* handle, const char* id, const std::int64_t* tokens, std::int64_t count,
+                               const char* name, GkaMemory* memory) {
+  return guarded<std::int32_t>(-1, [&] {
+    auto& engine = *static_cast<Engine*>(handle);
+    std::vector<std::int64_t> own(tokens, tokens + count);
+    last_memories = {id != nullptr ? engine.fork_memory(id, std::move(own), text_or_empty(name))
+                                   : engine.create_memory(std::move(own), text_or_empty(name))};
+    *memory = plain(last_memories.front());
+    return 0;
+  });
+}
+
+std::int64_t gka_memory_list(void* engine, GkaMemory* memories, std::int64_t room) {
+  return guarded<std::int64_t>(-1, [&] {
+    last_memories = static_cast<Engine*>(engine)->memories();
+    const auto count = std::ssize(last_memories);
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(room, count); ++i) {
+      memories[i] = plain(last_memories[static_cast<std::size_t>(i)]);
+    }
+    return static_cast<std::int64_t>(count);
+  });
+}
+
+std::int32_t gka_memory_delete(void* engine, const char* id) {
+  return guarded<std::int32_t>(-1, [&] { return static_cast<Engine*>(engine)->delete_memory(id) ? 1 : 0; });
 }
 
 void* gka_tokenizer_load(const char* name) {

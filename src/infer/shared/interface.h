@@ -42,6 +42,12 @@ struct GkaEvent {
   const char* message;  // at the end: what went wrong, or why no more was remembered
 };
 
+/// Texts are good until the thread's next call that fills one.
+struct GkaMemory {
+  const char *id, *name;
+  std::int64_t tokens, state_bytes, cache_bytes, created;  // created: unix seconds
+};
+
 const char* gka_error();
 
 void* gka_engine_load(const char* model, const GkaOptions* options);
@@ -53,6 +59,14 @@ void* gka_engine_submit(void* engine, const GkaRequest* request);
 /// 1: an event; 0: none came in so many milliseconds; −1: the stream is over.
 std::int32_t gka_stream_next(void* stream, GkaEvent* event, std::int64_t milliseconds);
 void gka_stream_free(void* stream);  // cancels what still runs
+
+/// Reads the tokens once and keeps what the model remembers of them; `id`: after those of that memory, null: from the
+/// start. 0, or −1 where it fails.
+std::int32_t gka_memory_create(void* engine, const char* id, const std::int64_t* tokens, std::int64_t count,
+                               const char* name, GkaMemory* memory);
+/// How many there are; writes as many as there is room for.
+std::int64_t gka_memory_list(void* engine, GkaMemory* memories, std::int64_t room);
+std::int32_t gka_memory_delete(void* engine, const char* id);  // 1: it is gone; 0: there is none
 
 void* gka_tokenizer_load(const char* name);
 void gka_tokenizer_free(void* tokenizer);
