@@ -199,7 +199,7 @@ def unpack(options: argparse.Namespace) -> int:
             waiting = []
             for entry in archive:
                 name = entry.name.removesuffix(".xz")
-                if not re.fullmatch(r"(text|tasks|gpt2)/[\w.]+", name):
+                if not re.fullmatch(r"(text|tasks|ruler|gpt2)/[\w.-]+", name):
                     raise SystemExit(f"unpack: {file} has {entry.name}, which belongs to no pack")
                 waiting.append(pool.submit(expand, archive.extractfile(entry).read(), out / name))
             for one in waiting:

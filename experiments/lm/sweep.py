@@ -209,7 +209,8 @@ class Sweep:
         self.name = device_name(self.device)
         self.trainer = Trainer(self.folder / "train.log")
         self.lock = threading.Lock()
-        self.busy: set[str] = set()
+        self.busy: set[str] = set()  # being trained or measured
+        self.trained: set[str] = set()  # to their end, in this process
 
     def left(self) -> float:
         return self.budget - (time.monotonic() - self.began)
@@ -232,7 +233,9 @@ class Sweep:
         return self.folder / "runs" / run.name
 
     def _weights(self, name: str) -> bool:
-        return (self.folder / "runs" / name / "latest").exists()
+        """Whether a run's last weights are on this machine."""
+        ended = name in self.results or name in self.trained
+        return ended and (self.folder / "runs" / name / "latest").exists()
 
     def run(self) -> int:
         """The number of runs done."""
@@ -281,6 +284,7 @@ class Sweep:
         if outcome == "stopped":
             print(f"{run.name}: stopped at the end of the budget", file=sys.stderr)
             return None
+        self.trained.add(run.name)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         speeds = [line["tokens_per_second"] for line in lines[len(lines) // 4 :]] or [0.0]
         held = [line["eval_loss"] for line in lines if "eval_loss" in line]

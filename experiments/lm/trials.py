@@ -6,7 +6,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import measure
@@ -162,13 +162,15 @@ def known_results(options: argparse.Namespace, committed: Path) -> Results:
     return read_results(committed, Path(options.out) / "results.jsonl")
 
 
-def run_plan(options: argparse.Namespace, results: Results, plan: Plan) -> int:
+def run_plan(
+    options: argparse.Namespace, results: Results, plan: Plan, measure_run: Callable[[Run, Path], dict] | None = None
+) -> int:
     for file in text_of(options):
         if not file.exists():
             raise SystemExit(f"lm: {file} is missing; pack.py unpack makes it (experiments/lm/README.md)")
     sweep = Sweep(
         plan=plan,
-        measure=Measure(options),
+        measure=measure_run or Measure(options),
         folder=Path(options.out),
         results=results,
         device=options.device,

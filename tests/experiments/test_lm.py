@@ -1,4 +1,4 @@
-"""experiments/lm: what is measured is what it says, models are as large as each other, and a slice works from end to end."""
+"""experiments/lm, ablations, hybrids: what is measured is what it says, and a slice works from end to end at toy size."""
 
 from __future__ import annotations
 
@@ -95,13 +95,19 @@ def call(*command):
     return done
 
 
-def test_a_slice_packs_trains_and_measures_and_the_next_one_knows_what_is_done(data, tmp_path):
-    sources = ["--sources", "prose", "rfc"]
-    call(FOLDER / "pack.py", "pack", "--data", data, "--out", tmp_path / "packs", *sources)
-    packs = sorted((tmp_path / "packs").iterdir())
+@pytest.fixture(scope="module")
+def unpacked(data, tmp_path_factory):
+    """The same after its travel."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    call(FOLDER / "pack.py", "pack", "--data", data, "--out", folder / "packs", "--sources", "prose", "rfc")
+    packs = sorted((folder / "packs").iterdir())
     assert [path.name for path in packs] == ["lm-1.tar", "lm-2.tar"]
-    call(FOLDER / "pack.py", "unpack", *packs, "--out", tmp_path / "data")
-    plan = ["--size", "toy", "--only", "gka", "--data", tmp_path / "data", "--out", tmp_path / "out", "--items", "4"]
+    call(FOLDER / "pack.py", "unpack", *packs, "--out", folder / "data")
+    return folder / "data"
+
+
+def test_a_slice_trains_and_measures_and_the_next_one_knows_what_is_done(unpacked, tmp_path):
+    plan = ["--size", "toy", "--only", "gka", "--data", unpacked, "--out", tmp_path / "out", "--items", "4"]
     plan += ["--windows", "4"]
     call(FOLDER / "run.py", "run", *plan, "--tokens", "2560")
     results = sweep.read_results(tmp_path / "out" / "results.jsonl")
@@ -120,13 +126,46 @@ def test_a_slice_packs_trains_and_measures_and_the_next_one_knows_what_is_done(d
     assert again.stderr.startswith("0 runs done, 0 left")
 
 
-def test_ablations_change_one_thing_and_measure_fewer_iterations_of_the_same_weights(data, tmp_path):
-    call(FOLDER / "pack.py", "pack", "--data", data, "--out", tmp_path / "packs", "--sources", "prose")
-    call(FOLDER / "pack.py", "unpack", tmp_path / "packs" / "lm-1.tar", "--out", tmp_path / "data")
-    plan = ["--size", "toy", "--data", tmp_path / "data", "--out", tmp_path / "out", "--items", "0", "--windows", "2"]
+def test_ablations_change_one_thing_and_measure_fewer_iterations_of_the_same_weights(unpacked, tmp_path):
+    plan = ["--size", "toy", "--data", unpacked, "--out", tmp_path / "out", "--items", "0", "--windows", "2"]
     program = FOLDER.parent / "ablations" / "run.py"
     call(program, "run", *plan, "--only", "base", "--tokens", "1024", "--rate", "0.01")
     (base,) = sweep.read_results(tmp_path / "out" / "results.jsonl").values()
     losses = [base["measures"]["iterations"][count]["all"]["loss"] for count in ("5", "10", "15")]
     losses.append(base["measures"]["held_out"]["all"]["loss"])
     assert len(set(losses)) == 4 and max(losses) - min(losses) < 0.5
+
+
+RULER = {
+    "niah_single_2": ("Find one afterwards.\n{}\nWhat is the special number for {} mentioned in it? It is", "a-b", ["1234567"]),
+    "niah_multiquery": ("Find them afterwards.\n{}\nWhat are all the special numbers for {} mentioned? They are", "a-b, and c-d", ["1", "2"]),
+    "vt": ("Follow the following text.\n\n{}\nQuestion: Find all with the value {} in it. They are: ", "12345", ["ABCDE"]),
+    "cwe": ("Some come most often.\n{}\nQuestion: What are the {} most common? They are:", "10", ["abc"]),
+}  # fmt: skip
+
+
+def test_a_hybrid_goes_on_at_a_greater_length_and_is_asked_rulers_questions(data, unpacked, tmp_path):
+    sys.path.insert(0, str(FOLDER.parent / "hybrids"))
+    import ruler
+
+    (unpacked / "ruler").mkdir()
+    (unpacked / "text" / "wikipedia.1.jsonl").write_text((data / "text" / "prose.train.jsonl").read_text())
+    for task, (prompt, query, answers) in RULER.items():
+        line = {"input": prompt.format("some words " * 9 + answers[0], query), "outputs": answers}
+        (unpacked / "ruler" / f"{task}-64.jsonl").write_bytes(ruler.as_task(task, 64, [line] * 2, 4))
+    plan = ["--size", "toy", "--data", unpacked, "--out", tmp_path / "out", "--items", "0", "--windows", "2"]
+    plan += ["--tokens", "2048", "--long-tokens", "512", "--samples", "1", "--rate", "0.01"]
+    call(FOLDER.parent / "hybrids" / "run.py", "run", *plan, "--only", "hybrid")
+    short, long = sweep.read_results(tmp_path / "out" / "results.jsonl").values()
+    assert (short["stage"], long["stage"]) == ("short", "long") and short["parameters"] == long["parameters"]
+    assert long["curve"][0][1] < short["curve"][0][1], "it goes on with the weights of the first stage"
+    found = long["measures"]["ruler"]
+    assert set(found) == {f"{task}-64" for task in RULER} and all(0 <= one["score"] <= 100 for one in found.values())
+
+
+def test_answers_count_as_ruler_counts_them():
+    sys.path.insert(0, str(FOLDER.parent / "hybrids"))
+    import ruler
+
+    assert ruler.counted("niah_multivalue-64", "12 and 34.", ["12", "34", "56", "78"]) == 0.5
+    assert ruler.counted("qa_1-64", "It was PARIS, I think", ["Lyon", "Paris"]) == 1
