@@ -656,6 +656,7 @@ def main(arguments: list[str] | None = None) -> int:
         cut = {"context": options.context_parallel, "tensor": options.tensor_parallel}
         ranks = Ranks(device, **cut, timeout=options.timeout + 60)
         finished = train(plan, ranks, resume=options.resume, timeout=options.timeout)
+        dist.all_reduce(torch.zeros(()))  # a rank that hangs up first would be an error of those that still listen
         dist.destroy_process_group()
         return 0 if finished else STOPPED
     except Refusal as error:
@@ -670,4 +671,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(
+        status
+    )  # all is saved; torch's threads need not outlive the interpreter (one run in thirty ended in SIGABRT)
