@@ -47,6 +47,7 @@ VARIANTS = {
     "a-0.1": Variant("a = 0.1", {"ridge_strength": 0.1}),
     "constant": Variant("constant λ = 0.25", {"ridge_mode": "constant", "ridge_strength": 0.25}),
     "sketch-32": Variant("solved in 32 learned dimensions", {"sketch_dim": 32}),
+    "no-solve": Variant("no solve: the query itself reads the values", {"num_iter": 0}),
     "iterations-5": Variant("5 iterations", {"num_iter": 5}),
     "iterations-10": Variant("10 iterations", {"num_iter": 10}),
     "iterations-15": Variant("15 iterations", {"num_iter": 15}),
@@ -76,7 +77,7 @@ def make(options: argparse.Namespace, variant: str, seed: int) -> Run:
         settings={"model": model} | recipe(options, tokens, rate, seed),
         alike=f"{options.size}-{variant}-{options.corpus}",
         speed=guessed_speed(options.size, "gka"),
-        measured=True,
+        measured=not options.loss_only,
     )
 
 
@@ -96,6 +97,7 @@ def arguments() -> argparse.Namespace:
                          help=f"any of {', '.join(VARIANTS)} (all)")  # fmt: skip
         one.add_argument("--rate", type=float, help=f"of all runs (what experiments/lm chose, or {USUAL_RATE:g})")
         one.add_argument("--seeds", type=int, default=1)
+        one.add_argument("--loss-only", action="store_true", help="the loss on training's own held-out part, no measures")
     merging = commands.add_parser("merge")
     merging.add_argument("files", nargs="+", type=Path)
     commands.add_parser("report")

@@ -67,7 +67,7 @@ class Layer:
     token: str
     choices: dict[str, object] = field(default_factory=dict)
     kernels: bool = True
-    fits_as: str = ""  # the entry of Size.fitted; GKA's variants have none: the MLP is theirs
+    fits_as: str = ""  # the entry of Size.fitted; those with none have GKA's MLP
 
 
 LAYERS = {
@@ -75,10 +75,11 @@ LAYERS = {
     "deltanet": Layer("DeltaNet", "DN", fits_as="deltanet"),
     "mamba2": Layer("Mamba2", "M2", fits_as="mamba2"),
     "gdn": Layer("Gated DeltaNet", "GDN", {"gdn_config": {"expand_v": 2.0}}, fits_as="gdn"),
+    "gdn-narrow": Layer("Gated DeltaNet, values as wide as keys", "GDN", {"gdn_config": {"expand_v": 1.0}}),
     "gka-paper": Layer("GKA as in the paper (β = 1)", "GKA", {"gka_config": {"use_beta_gate": False}}),
     "gka": Layer("GKA as released (β²)", "GKA"),
-    "gla": Layer("GLA", "GLA", kernels=False, fits_as="gla"),
-    "kda": Layer("KDA", "KDA", kernels=False, fits_as="kda"),
+    "gla": Layer("GLA", "GLA", fits_as="gla"),
+    "kda": Layer("KDA", "KDA", fits_as="kda"),
 }
 FIRST_THREE = ("attention", "gdn", "gka")  # those that get a second seed
 MATCHES = ("parameters", "mlp")
