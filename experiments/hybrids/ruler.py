@@ -17,6 +17,7 @@ import json
 import lzma
 import multiprocessing
 import re
+import resource
 import runpy
 import sys
 import types
@@ -36,7 +37,9 @@ TASKS = (
     "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
 )  # fmt: skip
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-PATIENCE = 60  # seconds for one task, and one more for every 100 tokens: some never find a sample that is short enough
+PATIENCE = (
+    60  # seconds of a core for a task, and one more for every 100 tokens: some never find a sample that is short enough
+)
 
 
 def sentences(text: str) -> list[str]:
@@ -71,7 +74,9 @@ def prepare_modules(package: Path, words: Path) -> None:
 
 
 def generate(package: Path, words: Path, tokenizer: Path, task: str, length: int, samples: int, out: Path) -> None:
-    """Runs one generator in this process; its file is out/TASK/validation.jsonl."""
+    """Runs one generator in this process, which ends with its patience; its file is out/TASK/validation.jsonl."""
+    most = PATIENCE + length // 100
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
     prepare_modules(package, words)
     config = importlib.import_module("yaml").safe_load((package / "long_context_eval" / "synthetic.yaml").read_text())
     constants = importlib.import_module("constants").TASKS
@@ -145,10 +150,7 @@ def make_one(
     folder = out / "made" / str(length)
     process = context.Process(target=generate, args=(package, words, tokenizer, task, length, samples, folder))
     process.start()
-    process.join(PATIENCE + length / 100)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    process.join()
     file = folder / task / "validation.jsonl"
     if process.exitcode != 0 or not file.exists():
         return None
@@ -165,7 +167,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pack", default="build/packs/ruler.tar")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK")
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
-    parser.add_argument("--samples", type=int, default=40, help="of a task at a length (40)")
+    parser.add_argument("--samples", type=int, default=20, help="of a task at a length (20)")
     return parser.parse_args()
 
 

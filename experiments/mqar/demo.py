@@ -32,7 +32,9 @@ SIZES = [{"tokens": t, "pairs": n} for t, n in ((16, 2), (32, 4), (32, 8), (64, 
 DEMO = {
     "gka-plain": LAYERS["gka-plain"],
     "gdn": LAYERS["gdn"],
-    "mamba2": Layer("mamba2", "Mamba2", "M2", {"mamba2_config": {"state_size": WIDTH, "head_dim": WIDTH}}),
+    "mamba2": Layer(
+        "mamba2", f"Mamba2, state {WIDTH}", "M2", {"mamba2_config": {"state_size": WIDTH, "head_dim": WIDTH}}
+    ),
     "attention": LAYERS["attention"],
 }
 

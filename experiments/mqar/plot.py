@@ -1,7 +1,10 @@
-"""The figure: accuracy against width and, below, against what a block remembers; a panel per size, a line per layer."""
+"""The figure: accuracy against width, against what a block remembers, and 1 − accuracy against width on a log scale, where
+curves that touch 1 part; a panel per size, a line per layer through the medians, a dot for each seed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -11,6 +14,7 @@ from layers import LAYERS
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+LEAST_MISSED = 1e-4  # answers of which so few are wrong are too few to tell apart
 COLOURS = {
     "attention": "#555555",
     "mamba2": "#c2a01e",
@@ -25,57 +29,66 @@ COLOURS = {
 }
 
 
-def draw(summary: list[dict], path: Path) -> None:
+def draw(summary: list[dict], path: Path, heads: int = 1) -> None:
     sizes = sorted({(cell["tokens"], cell["pairs"]) for cell in summary})
-    shape = {"figsize": (4.2 * len(sizes) + 2.2, 7.4), "sharey": True, "squeeze": False}
-    figure, rows = plt.subplots(2, len(sizes), **shape)
+    shape = {"figsize": (4.2 * len(sizes) + 2.6, 10.6), "sharey": "row", "squeeze": False}
+    figure, rows = plt.subplots(3, len(sizes), **shape)
     for i, (tokens, pairs) in enumerate(sizes):
         of_size = [c for c in summary if (c["tokens"], c["pairs"]) == (tokens, pairs)]
-        above, below = rows[0][i], rows[1][i]
+        above, below, last = rows[0][i], rows[1][i], rows[2][i]
         above.set_title(f"T = {tokens}, n = {pairs} pairs", fontsize=11)
         for name, layer in LAYERS.items():
             cells = sorted((c for c in of_size if c["layer"] == name), key=lambda c: c["width"])
             if not cells:
                 continue
             _line(above, name, [c["width"] for c in cells], cells)
+            _line(last, name, [c["width"] for c in cells], cells, missed)
             if layer.memory:
-                _line(below, name, [layer.memory(c["width"]) for c in cells], cells)
+                _line(below, name, [layer.memory(c["width"], heads) for c in cells], cells)
         above.axvline(pairs, color="#bbbbbb", linewidth=0.8, linestyle=":")
         widths = sorted({cell["width"] for cell in summary})
-        above.set_xscale("log", base=2)
-        above.set_xticks(widths, [str(w) for w in widths])
-        above.set_xlabel("model width")
-        above.set_xlim(0.9 * widths[0], 1.1 * widths[-1])
+        for panel in (above, last):
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(widths, [str(w) for w in widths])
+            panel.set_xlabel("model width")
+            panel.set_xlim(0.9 * widths[0], 1.1 * widths[-1])
         below.set_xscale("log", base=2)
         below.set_xlabel("numbers a block remembers")
-    for row in rows:
+    for row in rows[:2]:
         row[0].set_ylabel("recall accuracy")
         row[0].set_ylim(-0.03, 1.03)
-        for panel in row:
-            panel.grid(alpha=0.25)
+    rows[2][0].set(ylabel="1 − accuracy", yscale="log", ylim=(1.2, LEAST_MISSED / 1.3))
+    for panel in rows.flat:
+        panel.grid(alpha=0.25)
     shown = {}
     for panel in rows[0]:
         shown |= {title: line for line, title in zip(*panel.get_legend_handles_labels(), strict=True)}
     titles = [layer.title for layer in LAYERS.values() if layer.title in shown]
     place = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "frameon": False, "fontsize": 9}
     rows[0][-1].legend([shown[title] for title in titles], titles, **place)
-    figure.suptitle("Multi-query associative recall, two layers of one head", fontsize=12)
+    number = "one head" if heads == 1 else f"{heads} heads"
+    figure.suptitle(f"Multi-query associative recall, two layers of {number}", fontsize=12)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def _line(panel: plt.Axes, name: str, x: list[float], cells: list[dict]) -> None:
+def missed(accuracy: float) -> float:
+    return max(1 - accuracy, LEAST_MISSED)
+
+
+def _line(
+    panel: plt.Axes, name: str, x: list[float], cells: list[dict], shown: Callable[[float], float] = float
+) -> None:
     ours = name.startswith("gka")
     panel.plot(
         x,
-        [c["mean"] for c in cells],
+        [shown(c["median"]) for c in cells],
         color=COLOURS[name],
         label=LAYERS[name].title,
         linewidth=2.4 if ours else 1.5,
         linestyle="-" if LAYERS[name].constant_memory else "--",
-        marker="o",
-        markersize=5 if ours else 3.5,
         zorder=3 if ours else 2,
     )
-    panel.fill_between(x, [c["low"] for c in cells], [c["high"] for c in cells], color=COLOURS[name], alpha=0.15)
+    dots = [(place, shown(accuracy)) for place, cell in zip(x, cells, strict=True) for accuracy in cell["accuracies"]]
+    panel.plot(*zip(*dots, strict=True), color=COLOURS[name], marker="o", markersize=3.5, linestyle="", alpha=0.7)

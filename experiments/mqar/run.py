@@ -8,7 +8,7 @@ all are trained three times as long, and stand for that layer whether that helpe
 stopped and started again at any time.
 
   accuracy   the share of answers that are right when training ends, on sequences never trained on, at the tested size
-  figure     accuracy against width, a panel per (T, n), a line per layer, a band from the worst to the best seed
+  figure     accuracy against width, a panel per (T, n), a line per layer, the median over seeds and a dot for each
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -307,11 +308,9 @@ def best(results: list[dict]) -> dict:
     return max(results, key=lambda r: (r["accuracy"], -r["train_tokens"]))
 
 
-def train_all(sweep: Sweep) -> int:
-    """The exit status."""
+def train_all(sweep: Sweep, most: int) -> int:
+    """The exit status; `most` runs are to be done."""
     options = sweep.options
-    cells = len(options.sizes) * len(options.widths) * len(options.layers)
-    most = cells * (len(options.rates) + options.seeds)
     with Progress(most, "Runs, at most") as progress:
         threads = [threading.Thread(target=sweep.work, args=(progress,)) for _ in range(options.jobs)]
         for thread in threads:
@@ -358,6 +357,8 @@ def summarise(results: list[dict], out: Path) -> None:
                 "long": chosen["long"],
                 "seeds": len(at_best),
                 "mean": sum(at_best) / len(at_best),
+                "median": statistics.median(at_best),
+                "accuracies": at_best,
                 "low": at_best[0],
                 "high": at_best[-1],
             }
@@ -457,7 +458,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     sweep = Sweep(options)
-    status = 0 if options.draw else train_all(sweep)
+    cells = len(options.sizes) * len(options.widths) * len(options.layers)
+    status = 0 if options.draw else train_all(sweep, cells * (len(options.rates) + options.seeds))
     if sweep.results:
         summarise(list(sweep.results.values()), sweep.folder)
     return status

@@ -1,0 +1,200 @@
+"""The whole grid of MQAR: every layer at every learning rate with every seed, the same number of steps, none ended early.
+
+The rate of a layer is chosen by the median over seeds on one set of sequences and reported on another: after training, the
+weights are asked once more, by a run of one step at a learning rate of zero. Results go to --out/grid.jsonl, so the
+grid can be stopped and started again; --minutes stops it.
+
+  grid.py --cells 128x32:16,32,64,128 256x64:32,64,128 512x128:32,64,128 --jobs 24 --minutes 9
+  grid.py --cells 128x32:32,64 --heads 2 4 --jobs 24
+  grid.py --draw
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from run import RATES, ROOT, Run, Sweep, Worker, settings, size, train_all
+
+from layers import LAYERS
+
+sys.path.insert(0, str(ROOT / "experiments"))
+
+from console import table, write_atomically
+
+REPORTED = 2_000_003  # the seed of the sequences that are reported; 1,000,003 of those that choose
+CELLS = "128x32:16,32,64,128", "256x64:32,64,128", "512x128:32,64,128"
+
+
+@dataclass(frozen=True)
+class GridRun(Run):
+    heads: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}-h{self.heads}"
+
+
+def cell(text: str) -> tuple[int, int, list[int]]:
+    """TxN:W,W,… to (T, n, widths)."""
+    what, _, widths = text.partition(":")
+    tokens, pairs = size(what)
+    try:
+        return tokens, pairs, [int(width) for width in widths.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is no cell; it takes TxN:W,W,… such as 128x32:32,64") from None
+
+
+class Grid(Sweep):
+    """What is left of the grid: all of a rate before the next, so that a part of it is a whole comparison."""
+
+    def _load(self) -> None:
+        self.file = self.folder / "grid.jsonl"
+        if self.file.exists():
+            results = map(json.loads, self.file.read_text().splitlines())
+            self.results = {result["name"]: result for result in results}
+
+    def order(self) -> Iterator[Run]:
+        options = self.options
+        for tokens, pairs, widths in options.cells:
+            for heads in options.heads:
+                for seed in range(options.seeds):
+                    for rate in options.rates:
+                        for width in widths:
+                            for layer in options.layers:
+                                yield GridRun(layer, width, tokens, pairs, rate, seed, heads=heads)
+
+    def _train(self, worker: Worker, run: GridRun) -> dict:
+        output = self.folder / "runs" / run.name
+        asked = output.with_name(run.name + "-asked")
+        for folder in (output, asked):
+            shutil.rmtree(folder, ignore_errors=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        training = grid_settings(run, self.options, output)
+        began = time.monotonic()
+        finished = train_file(worker, output, training)
+        curve = accuracies(output)
+        reported = 0.0
+        if finished:
+            train_file(worker, asked, asking(training, output, asked))
+            reported = accuracies(asked)[-1]
+        result = {
+            "name": run.name,
+            **asdict(run),
+            "chosen_by": curve[-1] if finished else 0.0,
+            "accuracy": reported,
+            "curve": curve,
+            "seconds": round(time.monotonic() - began, 1),
+            "steps": self.options.steps,
+        }
+        self._keep(result)
+        for folder in (output, asked):
+            shutil.rmtree(folder, ignore_errors=True)
+        return result
+
+
+def grid_settings(run: GridRun, options: argparse.Namespace, output: Path) -> dict[str, object]:
+    training = settings(run, options, output)
+    training["model"] = {
+        **LAYERS[run.layer].model(run.width, options.vocabulary, run.heads),
+        "initializer_range": training["model"]["initializer_range"],
+    }
+    return training | {"stop_accuracy": None}
+
+
+def asking(training: dict, weights: Path, output: Path) -> dict[str, object]:
+    """The trained weights on other sequences: one step that changes nothing."""
+    changed = {"from": str(weights.resolve()), "steps": 1, "learning_rate": 0.0, "eval_every": 1,
+               "eval_batches": 4 * training["eval_batches"], "output": str(output), "cuda_graph": False}  # fmt: skip
+    return training | changed | {"eval_data": training["eval_data"] | {"seed": REPORTED}}
+
+
+def train_file(worker: Worker, output: Path, training: dict) -> bool:
+    file = output.with_name(output.name + ".json")
+    file.write_text(json.dumps(training | {"output": str(output)}))
+    finished = worker.train(file)
+    file.unlink()
+    return finished
+
+
+def accuracies(output: Path) -> list[float]:
+    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    return [round(line["eval_accuracy"], 5) for line in lines if "eval_accuracy" in line]
+
+
+def summary(results: list[dict], heads: int) -> list[dict]:
+    """For each cell the rate with the best median where it is chosen, and what its seeds have where it is reported."""
+    cells: dict[tuple, dict[float, list[dict]]] = {}
+    for result in results:
+        if result["heads"] == heads:
+            place = (result["layer"], result["width"], result["tokens"], result["pairs"])
+            cells.setdefault(place, {}).setdefault(result["rate"], []).append(result)
+    found = []
+    for (layer, width, tokens, pairs), by_rate in sorted(cells.items(), key=lambda c: (c[0][2], c[0][3], c[0][1])):
+        rate = max(by_rate, key=lambda r: statistics.median(result["chosen_by"] for result in by_rate[r]))
+        reported = sorted(result["accuracy"] for result in by_rate[rate])
+        found.append({"layer": layer, "width": width, "tokens": tokens, "pairs": pairs, "rate": rate,
+                      "rates": len(by_rate), "median": statistics.median(reported), "accuracies": reported})  # fmt: skip
+    return found
+
+
+def summarise(grid: Grid) -> None:
+    from plot import draw  # here: it needs matplotlib, which a machine that only trains may not have
+
+    for heads in sorted({result["heads"] for result in grid.results.values()}):
+        cells = summary(list(grid.results.values()), heads)
+        rows = [
+            [f"T {c['tokens']}, n {c['pairs']}", str(c["width"]), LAYERS[c["layer"]].title, f"{c['median']:.4f}",
+             " ".join(f"{a:.3f}" for a in c["accuracies"]), f"{c['rate']:g}", str(c["rates"])]
+            for c in cells
+        ]  # fmt: skip
+        print(table(["size", "width", "layer", "median", "seeds", "rate", "of"], rows, left=3))
+        path = grid.folder / f"grid-{heads}.png"
+        write_atomically(path, lambda target, cells=cells, heads=heads: draw(cells, target, heads))
+        write_atomically(path.with_suffix(".json"), lambda target, cells=cells: target.write_text(json.dumps(cells)))
+        print(f"{path} has the figure for {heads} head{'s' if heads > 1 else ''}.")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS), metavar="LAYER",
+                        help=f"any of {', '.join(LAYERS)}")  # fmt: skip
+    parser.add_argument("--cells", nargs="+", type=cell, default=[cell(text) for text in CELLS], metavar="TxN:W,W",
+                        help=f"sizes and their widths ({' '.join(CELLS)})")  # fmt: skip
+    parser.add_argument("--heads", nargs="+", type=int, default=[1], help="of a block (1)")
+    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3000, help="of every run (3000)")
+    parser.add_argument("--batch", type=int, default=32, help="sequences a step (32)")
+    parser.add_argument("--eval-batches", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=1024)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--bfloat16", action="store_true", help="on a GPU: products in bfloat16, not in float32")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
+    parser.add_argument("--out", default="out/mqar")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
+    parser.add_argument("--minutes", type=float, help="stop after so long; call again to go on")
+    parser.add_argument("--draw", action="store_true", help="train nothing: summarise and draw what is there")
+    options = parser.parse_args()
+    options.stop = None  # nothing ends early
+    return options
+
+
+def main() -> int:
+    grid = Grid(arguments())
+    most = len(list(grid.order()))
+    status = 0 if grid.options.draw else train_all(grid, most)
+    if grid.results and grid.options.draw:
+        summarise(grid)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
