@@ -1,6 +1,7 @@
 // The delta rules: DeltaNet, Gated DeltaNet and Kimi Delta Attention. Each writes β (v − Sᵀk), what the memory does not
 // already answer; they differ in how it fades: not at all, per head, per key channel.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "layers/functions.h"
@@ -185,9 +186,10 @@ class KimiDeltaAttention final : public DeltaMixer {
 
  protected:
   at::Tensor decay(const at::Tensor& x) const override {
-    const auto of_projected = [this](const at::Tensor& projected) {
-      const auto heads = [&](const at::Tensor& t) { return t.unflatten(-1, {heads_, key_dim_}); };
-      return log_decay(heads(projected), decay_.a_log.unsqueeze(-1), heads(decay_.dt_bias));
+    // What is computed again in the backward pass may outlive the layer.
+    const auto of_projected = [own = decay_, shape = std::array{heads_, key_dim_}](const at::Tensor& projected) {
+      const auto heads = [&](const at::Tensor& t) { return t.unflatten(-1, shape); };
+      return log_decay(heads(projected), own.a_log.unsqueeze(-1), heads(own.dt_bias));
     };
     return wide_gate(of_projected, project(project(x, down_), up_), {decay_.a_log, decay_.dt_bias});
   }

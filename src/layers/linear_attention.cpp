@@ -187,8 +187,9 @@ class Gla final : public AddMixer {
 
  protected:
   at::Tensor decay(const at::Tensor& x) const override {
-    const auto of_projected = [this](const at::Tensor& projected) {
-      return (at::log_sigmoid(accumulate(projected)) / config_.gate_logit_normalizer).unflatten(-1, {-1, key_dim_});
+    // What is computed again in the backward pass may outlive the layer.
+    const auto of_projected = [divisor = config_.gate_logit_normalizer, width = key_dim_](const at::Tensor& projected) {
+      return (at::log_sigmoid(accumulate(projected)) / divisor).unflatten(-1, {-1, width});
     };
     return wide_gate(of_projected, project(project(x, down_), up_, bias_), {});
   }

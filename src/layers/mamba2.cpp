@@ -64,9 +64,10 @@ class Mamba2 final : public Mixer {
   at::Tensor recomputed(const at::Tensor& projected, const Call& call) const {
     std::vector<at::Tensor> parameters{conv_.weight(), decay_.a_log, decay_.dt_bias, skip_, norm_};
     if (conv_.has_bias()) parameters.push_back(conv_.bias());
-    const auto body = [this, sequences = call.sequences()](const at::Tensor& input) {
+    // The node in the graph may outlive the call and the layer.
+    const auto body = [own = *this, sequences = call.sequences()](const at::Tensor& input) {
       Call again(sequences, nullptr, /*want_state=*/false);
-      return remembered(input, again);
+      return own.remembered(input, again);
     };
     return ops::recompute(body, projected, parameters);
   }

@@ -88,12 +88,30 @@ struct Recur : torch::autograd::Function<Recur> {
   }
 };
 
-/// The kernels read gates by the sizes of q.
-void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& q, bool per_channel) {
-  if (!gate.defined() || gate.sizes() == q.sizes().slice(0, 3) || (per_channel && gate.sizes() == q.sizes())) return;
-  const auto shape = [](at::IntArrayRef sizes) { return c10::str(sizes); };
-  fail_value(std::string("chunked_delta_rule: ") + name + " takes the shape " + shape(q.sizes().slice(0, 3)) +
-             (per_channel ? " or " + shape(q.sizes()) : "") + ", got " + shape(gate.sizes()));
+void check_shape(const char* name, const at::Tensor& tensor, at::IntArrayRef shape, at::IntArrayRef or_shape = {}) {
+  if (!tensor.defined() || tensor.sizes() == shape || (!or_shape.empty() && tensor.sizes() == or_shape)) return;
+  fail_value(c10::str("chunked_delta_rule: ", name, " takes the shape ", shape, or_shape.empty() ? "" : " or ",
+                      or_shape.empty() ? std::string() : c10::str(or_shape), ", got ", tensor.sizes()));
+}
+
+/// The kernels read everything by the sizes of q and v.
+void check_shapes(const Recurrence& r) {
+  if (r.q.dim() != 4 || r.v.dim() != 4) {
+    fail_value(c10::str("chunked_delta_rule: q and v take four dimensions [B, T, H, channels], got ", r.q.sizes(),
+                        " and ", r.v.sizes()));
+  }
+  const auto of_token = r.q.sizes().slice(0, 3);
+  const bool packed = r.bounds.defined();
+  if (packed && (r.bounds.dim() != 1 || r.bounds.numel() < 1 || r.q.size(0) != 1)) {
+    fail_value(c10::str("chunked_delta_rule: cu_seqlens takes one dimension, one entry more than there are sequences ",
+                        "and q with batch size 1, got ", r.bounds.sizes(), " and q ", r.q.sizes()));
+  }
+  const auto sequences = packed ? r.bounds.numel() - 1 : r.q.size(0);
+  check_shape("k", r.k, r.q.sizes());
+  check_shape("v", r.v, {of_token[0], of_token[1], of_token[2], r.v.size(3)});
+  check_shape("log_decay", r.log_decay, of_token, r.q.sizes());
+  check_shape("beta", r.beta, of_token);
+  check_shape("initial_state", r.initial, {sequences, of_token[2], r.q.size(3), r.v.size(3)});
 }
 
 bool needs_gradient(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
@@ -127,16 +145,14 @@ std::tuple<at::Tensor, at::Tensor> chunked_delta_rule(const at::Tensor& q, const
                      .bounds = cu_seqlens.has_value() ? cu_seqlens->to(q.device(), at::kLong) : at::Tensor(),
                      .delta = delta,
                      .scale = scale};
+  check_shapes(r);
   if (!kChunkedRecurrence.takes(r)) {
     throw c10::NotImplementedError(
         "chunked_delta_rule: q, k and v take bfloat16 on a GPU, widths that are multiples of 8 and keys of at most "
-        "128, "
-        "got " +
+        "128, got " +
         std::string(c10::toString(q.scalar_type())) + " on " + q.device().str() + " with keys of " +
         std::to_string(q.size(-1)) + " and values of " + std::to_string(v.size(-1)));
   }
-  check_gate("log_decay", r.log_decay, q, true);
-  check_gate("beta", r.beta, q, false);
   auto result = recurrence(r, RecurrencePath::chunks, output_final_state);
   return {result.o, output_final_state ? result.final : at::empty({0}, q.options().dtype(at::kFloat))};
 }

@@ -120,3 +120,21 @@ def test_what_the_kernels_do_not_take_is_refused_in_a_sentence():
     q = torch.zeros(1, 4, 2, 16)
     with pytest.raises(NotImplementedError, match=r"take bfloat16 on a GPU.*got Float on cpu with keys of 16"):
         torch.ops.gka.chunked_delta_rule(q, q, q)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"k": (1, 4, 1, 16)}, r"k takes the shape \[1, 4, 2, 16\], got \[1, 4, 1, 16\]"),
+        ({"v": (1, 5, 2, 8)}, r"v takes the shape \[1, 4, 2, 8\], got \[1, 5, 2, 8\]"),
+        ({"log_decay": (1, 4)}, r"log_decay takes the shape \[1, 4, 2\] or \[1, 4, 2, 16\], got \[1, 4\]"),
+        ({"beta": (1, 4, 2, 16)}, r"beta takes the shape \[1, 4, 2\], got \[1, 4, 2, 16\]"),
+        ({"initial_state": (2, 2, 16, 8)}, r"initial_state takes the shape \[1, 2, 16, 8\], got \[2, 2, 16, 8\]"),
+        ({"cu_seqlens": (2, 2)}, r"cu_seqlens takes one dimension.*got \[2, 2\]"),
+    ],
+    ids=lambda wrong: next(iter(wrong)) if isinstance(wrong, dict) else "",
+)
+def test_a_wrong_shape_is_refused_before_a_kernel_reads_beyond_it(wrong: dict, sentence: str):
+    shapes = {"q": (1, 4, 2, 16), "k": (1, 4, 2, 16), "v": (1, 4, 2, 8)} | wrong
+    with pytest.raises(ValueError, match=sentence):
+        torch.ops.gka.chunked_delta_rule(**{name: torch.zeros(shape) for name, shape in shapes.items()})
