@@ -35,7 +35,8 @@ std::vector<std::string> AnswerParser::markers() const {
     case State::start:
       return options_.tools ? std::vector<std::string>{kThink, kCall} : std::vector<std::string>{kThink};
     case State::reasoning: return {kThought};
-    case State::call: return {kCalled};
+    case State::call:  // one that the prompt has opened ends with the answer: its texts may hold any marker
+      return options_.calling ? std::vector<std::string>{} : std::vector<std::string>{kCalled};
     default: return options_.tools ? std::vector<std::string>{kCall} : std::vector<std::string>{};
   }
 }

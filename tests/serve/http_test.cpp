@@ -79,6 +79,20 @@ TEST(Answers, PartsAreTheSameHoweverTheTextIsCut) {
   }
 }
 
+TEST(Answers, ACallThatThePromptHasOpenedIsAllOfTheAnswer) {
+  const std::string call = R"({"name": "f", "arguments": {"a": "<think> </tool_call> <tool_call>"}})";
+  for (const auto size : {std::size_t{1}, std::size_t{7}, call.size()}) {
+    AnswerParser parser({.tools = true, .calling = true});
+    std::vector<Part> parts;
+    for (std::size_t at = 0; at < call.size(); at += size) {
+      for (auto& part : parser.push(call.substr(at, size), at + size >= call.size())) parts.push_back(std::move(part));
+    }
+    ASSERT_EQ(parts.size(), 1U) << size;
+    EXPECT_EQ(parts[0].call.name, "f");
+    EXPECT_EQ(parts[0].call.arguments, R"({"a":"<think> </tool_call> <tool_call>"})");
+  }
+}
+
 TEST(Keys, OnlyTheWholeKeyIsAKey) {
   const Keys keys({"secret", "", "secretsecret"});
   EXPECT_EQ(keys.find("secret"), 0U);
