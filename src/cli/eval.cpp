@@ -396,7 +396,7 @@ int run(const Arguments& arguments) {
   std::vector<Plan> plans;
   for (const auto& task : tasks) plans.push_back(plan_of(reader, task));
 
-  const auto batch = arguments.batch > 0 ? arguments.batch : arguments.model.device == "cpu" ? 16 : 128;
+  const auto batch = arguments.batch > 0 ? arguments.batch : decoder.device().is_cpu() ? 16 : 128;
   const auto answers = ask(tasks, plans, std::move(decoder), tokenizer, batch);
   std::vector<Result> results;
   std::string samples;
