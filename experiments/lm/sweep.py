@@ -74,7 +74,7 @@ def device_name(device: str) -> str:
     try:
         return subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0]
     except (OSError, IndexError):
-        return "cpu"
+        return device
 
 
 # ---- What a run is expected to take
@@ -265,9 +265,9 @@ class Sweep:
                     one.result()
             if run := self._next():
                 return run
-            if all(one.done() for one in waiting):
+            if not (pending := [one for one in waiting if not one.done()]):
                 return None
-            concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED, timeout=1)
+            concurrent.futures.wait(pending, return_when=concurrent.futures.FIRST_COMPLETED)
 
     def _train(self, run: Run) -> dict | None:
         folder = self._folder(run)
