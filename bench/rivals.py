@@ -1,9 +1,9 @@
 """The rivals' memories on this machine's GPU: how exact and how fast, beside flash-linear-attention where it is there.
 
 Gated DeltaNet, DeltaNet, and linear attention with one decay per head (the memory of Mamba2 and RetNet); with a decay
-per channel Kimi Delta Attention and gated linear attention; 8 heads, keys of 128, values of 128 and 256, bfloat16, gates
-in float32, gradients for all inputs. Accuracy against the recurrence in float64, T = 256, on the same rounded inputs;
-times as bench/gpu.py takes them, both sides in one run. --beside names a checkout of flash-linear-attention.
+per channel Kimi Delta Attention and gated linear attention; 8 heads, keys of 128, values of 128 and 256, bfloat16,
+gates in float32, gradients for all inputs. Accuracy against the recurrence in float64, T = 256, on the same rounded
+inputs; times as bench/gpu.py takes them, both sides in one run. --beside names a checkout of flash-linear-attention.
 
 Prints the tables and writes them to docs/benchmarks.md.
 """

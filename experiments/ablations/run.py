@@ -16,10 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "experiments" / "lm")]
 
-from console import run_program
-from sizes import SIZES, common
-from sweep import Results, Run, read_results, write_results
-from trials import add_options, guessed_speed, known_results, list_runs, recipe, run_plan, vocabulary_of
+from console import run_program  # noqa: E402
+from sizes import SIZES, common  # noqa: E402
+from sweep import Results, Run, read_results, write_results  # noqa: E402
+from trials import add_options, guessed_speed, known_results, list_runs, recipe, run_plan, vocabulary_of  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
@@ -29,7 +29,7 @@ USUAL_RATE = 2e-3  # where experiments/lm has not found GKA's best one yet
 
 @dataclass(frozen=True)
 class Variant:
-    """`choices` are keys of gka_config; `iterations`: solver steps to measure the trained model with besides its own."""
+    """`choices` are keys of gka_config; `iterations`: solver steps it is measured with besides its own."""
 
     title: str
     choices: dict[str, object] = field(default_factory=dict)
@@ -97,7 +97,9 @@ def arguments() -> argparse.Namespace:
                          help=f"any of {', '.join(VARIANTS)} (all)")  # fmt: skip
         one.add_argument("--rate", type=float, help=f"of all runs (what experiments/lm chose, or {USUAL_RATE:g})")
         one.add_argument("--seeds", type=int, default=1)
-        one.add_argument("--loss-only", action="store_true", help="the loss on training's own held-out part, no measures")
+        one.add_argument(
+            "--loss-only", action="store_true", help="the loss on training's own held-out part, no measures"
+        )
     merging = commands.add_parser("merge")
     merging.add_argument("files", nargs="+", type=Path)
     commands.add_parser("report")

@@ -8,9 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "experiments" / "lm")]
 
-from console import write_atomically
-from report import average, markdown, number
-from sweep import Results
+from console import write_atomically  # noqa: E402
+from report import average, markdown, number  # noqa: E402
+from sweep import Results  # noqa: E402
 
 Runs = dict[str, list[dict]]
 

@@ -1,8 +1,8 @@
 """Training documents in the form of RULER's tasks, with other words, numbers and texts than its own.
 
-Keys and values are made of syllables and digits, haystacks are the training text of experiments/lm, and the wording of each
-kind is read off one of RULER's own prompts, so that what is learned is the form and what is tested is the memory. A
-document is a prompt with its answer.
+Keys and values are made of syllables and digits, haystacks are the training text of experiments/lm, and the wording of
+each kind is read off one of RULER's own prompts, so that what is learned is the form and what is tested is the memory.
+A document is a prompt with its answer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments" / name) for name in ("", "hybrid")]
 
-from console import run_program, write_atomically
-from dialogues import made_up
+from console import run_program, write_atomically  # noqa: E402
+from dialogues import made_up  # noqa: E402
 
 CHARACTERS = 4.2  # of a token, about
 KINDS = ("single", "multikey", "multivalue", "multiquery", "vt", "cwe")

@@ -1,11 +1,11 @@
 """RULER's own generators, as tasks for gka eval, and RULER's own way to count.
 
-make     out/ruler/tasks/TASK-LENGTH.jsonl for every task and length, and ruler.tar, which experiments/lm/pack.py unpacks
+make     out/ruler/tasks/TASK-LENGTH.jsonl for every task and length, and ruler.tar, for experiments/lm/pack.py
 counted  what generated answers are worth: the share of all references in them (QA: whether one is)
 
-The generators are programs of the package nvidia-long-context-eval, run as they are, each in a process of its own. Three of
-the modules that they import have stand-ins: the tokenizer (GPT-2's), NLTK's cutter of sentences, whose model no package
-has (sentences end at . ! or ? before white space), and scipy's zeta (mpmath's).
+The generators are programs of the package nvidia-long-context-eval, run as they are, each in a process of its own.
+Three of the modules that they import have stand-ins: the tokenizer (GPT-2's), NLTK's cutter of sentences, whose model
+no package has (sentences end at . ! or ? before white space), and scipy's zeta (mpmath's).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments" / name) for name in ("", "data", "lm")]
 
-from console import run_program, write_atomically
-from pack import XZ, write_pack
-from packages import fetch
+from console import run_program, write_atomically  # noqa: E402
+from pack import XZ, write_pack  # noqa: E402
+from packages import fetch  # noqa: E402
 
 TASKS = (
     "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",

@@ -1,7 +1,7 @@
 """Hybrids, and what a longer context is worth: models of one kind of layer beside one with a little attention.
 
-short   15 blocks of GKA, of attention, of Gated DeltaNet, of Mamba2 (32), GKA without α, and GKA with attention at blocks
-        3, 7, 11 and 14, trained and measured as experiments/lm does it
+short   15 blocks of GKA, of attention, of Gated DeltaNet, of Mamba2 (32), GKA without α, and GKA with attention at
+        blocks 3, 7, 11 and 14, trained and measured as experiments/lm does it
 long    each goes on at eight times the length (16K) with long documents, a tenth of them in the form of RULER's tasks
         (needles.py); then RULER itself from 1K to 32K (ruler.py), with and without S-NIAH-1
 
@@ -25,14 +25,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments" / name) for name in ("", "lm")]
 
-import measure
-import needles
-import ruler
-import trials
-from console import run_program
-from pack import tokenise
-from sizes import SIZES, common
-from sweep import PROGRAM, Results, Run, read_results, write_results
+import measure  # noqa: E402
+import needles  # noqa: E402
+import ruler  # noqa: E402
+import trials  # noqa: E402
+from console import run_program  # noqa: E402
+from pack import tokenise  # noqa: E402
+from sizes import SIZES, common  # noqa: E402
+from sweep import PROGRAM, Results, Run, read_results, write_results  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"

@@ -8,9 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "experiments" / "lm")]
 
-import report
-from console import write_atomically
-from sweep import Results
+import report  # noqa: E402
+from console import write_atomically  # noqa: E402
+from sweep import Results  # noqa: E402
 
 DEPTHS = 5  # rows of a heat map
 

@@ -11,6 +11,7 @@ Windows of T + 1 tokens as training has them, documents running on.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -114,9 +115,7 @@ def held_out(
         by_source[name] = mean(losses[first : first + len(rows)])
         first += len(rows)
     edges = [0, *(2**i for i in range(4, 40) if 2**i < length), length]
-    by_position = {
-        f"{low}-{high - 1}": float(losses[:, low:high].mean()) for low, high in zip(edges, edges[1:], strict=False)
-    }
+    by_position = {f"{low}-{high - 1}": float(losses[:, low:high].mean()) for low, high in itertools.pairwise(edges)}
     by_kind = {
         name: {"loss": float(losses[mask].mean()) if mask.any() else None, "tokens": int(mask.sum())}
         for name, mask in kinds(windows, frequent, vocabulary).items()

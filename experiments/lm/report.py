@@ -147,7 +147,7 @@ def write_report(results: Results, folder: Path) -> None:
             parts += [losses(layers), tasks(layers)]
         parts += ["Learning rates, a fifth of the tokens:\n", rates(results, group)]
         name = f"lm-{size}-{corpus}-{match}.png"
-        write_atomically(folder / name, lambda path, l=layers, g=group: draw(l, ", ".join(g), path))
+        write_atomically(folder / name, lambda path, those=layers, g=group: draw(those, ", ".join(g), path))
         parts.append(f"![]({name})\n")
     write_atomically(folder / "results.md", lambda path: path.write_text("\n".join(parts)))
     print(f"{folder / 'results.md'} has the tables.")

@@ -1,14 +1,15 @@
 """Trains and measures runs of a plan, one after the other, within a budget of seconds.
 
 A machine with a card is lent for minutes and keeps nothing: a run is trained and measured on it, and what comes back is
-a line of JSON. So a run is begun only if it is expected to end within the budget, by the tokens a second of runs like it;
-where that was wrong, it is stopped at the end of the budget with a checkpoint, and the next call with the same --out
-goes on with it, if the machine still is the same. If not, that run is lost, and begins anew.
+a line of JSON. So a run is begun only if it is expected to end within the budget, by the tokens a second of runs like
+it; where that was wrong, it is stopped at the end of the budget with a checkpoint, and the next call with the same
+--out goes on with it, if the machine still is the same. If not, that run is lost, and begins anew.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import datetime
 import json
 import os
@@ -138,10 +139,8 @@ class Trainer:
             return self._outcome("finished" if process.returncode == 0 else text, file)
         if self.process is None or self.process.poll() is not None:
             self._start("-", "--no-verify", listens=True)
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has just been stopped
             print(file, file=self.process.stdin, flush=True)
-        except BrokenPipeError:
-            pass  # it has just been stopped
         return self._outcome(self.process.stdout.readline().strip(), file)
 
     def _outcome(self, answer: str, file: Path) -> str:

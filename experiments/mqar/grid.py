@@ -1,7 +1,7 @@
-"""The whole grid of MQAR: every layer at every learning rate with every seed, the same number of steps, none ended early.
+"""The whole grid of MQAR: every layer at every learning rate with every seed, all for as many steps, none ended early.
 
-The rate of a layer is chosen by the median over seeds on one set of sequences and reported on another: after training, the
-weights are asked once more, by a run of one step at a learning rate of zero. Results go to --out/grid.jsonl, so the
+The rate of a layer is chosen by the median over seeds on one set of sequences and reported on another: after training,
+the weights are asked once more, by a run of one step at a learning rate of zero. Results go to --out/grid.jsonl, so the
 grid can be stopped and started again; --minutes stops it.
 
   grid.py --cells 128x32:16,32,64,128 256x64:32,64,128 512x128:32,64,128 --jobs 24 --minutes 9
@@ -141,7 +141,8 @@ def summary(results: list[dict], heads: int) -> list[dict]:
         rate = max(by_rate, key=lambda r: statistics.median(result["chosen_by"] for result in by_rate[r]))
         reported = sorted(result["accuracy"] for result in by_rate[rate])
         found.append({"layer": layer, "width": width, "tokens": tokens, "pairs": pairs, "rate": rate,
-                      "rates": len(by_rate), "median": statistics.median(reported), "accuracies": reported})  # fmt: skip
+                      "rates": len(by_rate), "median": statistics.median(reported),
+                      "accuracies": reported})  # fmt: skip
     return found
 
 

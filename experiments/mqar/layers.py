@@ -1,10 +1,11 @@
 """The layers of the figure: for each a pattern and the choices in which it differs from its published defaults.
 
-Every model has two blocks of one head (or a few) and an MLP, each as wide as the model (Mamba2, as published, has no MLP), and one
-matrix for the embedding and the head. Where a layer's authors choose other heads (GLA: four) one of the model's width
-stands in. Attention and GLA get the short convolution that the other layers have: without one they must first find out
-how to look at the token before, which takes them longer than these runs last. Mamba2 is published with a state of 128
-numbers per channel whatever the width, four times Gated KalmaNet's at width 32; a second one has as many as that.
+Every model has two blocks of one head (or a few) and an MLP, each as wide as the model (Mamba2, as published, has no
+MLP), and one matrix for the embedding and the head. Where a layer's authors choose other heads (GLA: four) one of the
+model's width stands in. Attention and GLA get the short convolution that the other layers have: without one they must
+first find out how to look at the token before, which takes them longer than these runs last. Mamba2 is published with a
+state of 128 numbers per channel whatever the width, four times Gated KalmaNet's at width 32; a second one has as many
+as that.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _heads(width: int, heads: int) -> dict[str, object]:
 
 
 def _mamba2(state: int | None) -> Callable[[int, int], dict[str, object]]:
-    """Heads of at most 64, of which it has 2 · width / 64 and at least two; a state of so many numbers, or the width."""
+    """Heads of at most 64, of which it has 2 · width / 64 and at least two; a state of so many, or the width."""
     return lambda width, heads: {"head_dim": max(8, min(width, 64) // heads), "state_size": state or width}
 
 

@@ -1,5 +1,5 @@
-"""The figure: accuracy against width, against what a block remembers, and 1 − accuracy against width on a log scale, where
-curves that touch 1 part; a panel per size, a line per layer through the medians, a dot for each seed.
+"""The figure: accuracy against width, against what a block remembers, and 1 − accuracy against width on a log scale,
+where curves that touch 1 part; a panel per size, a line per layer through the medians, a dot for each seed.
 """
 
 from __future__ import annotations

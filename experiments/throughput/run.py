@@ -7,9 +7,9 @@
   report     results.md, from the files beside this one
 
 A whole 8B model with its optimiser (16 bytes a parameter) does not fit one card. A step's time is a part that does not
-depend on the number of blocks (embedding, head, loss) and a part that every block adds: from 4 and 8 blocks both follow,
-and with them the time of all blocks. That is a slope, not a measurement of the whole, and is called so. It leaves out
-what several cards cost one another, which the paper's numbers, per card of many, have in them.
+depend on the number of blocks (embedding, head, loss) and a part that every block adds: from 4 and 8 blocks both
+follow, and with them the time of all blocks. That is a slope, not a measurement of the whole, and is called so. It
+leaves out what several cards cost one another, which the paper's numbers, per card of many, have in them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import run_program, write_atomically, write_json
+from console import run_program, write_atomically, write_json  # noqa: E402
 
 PROGRAM = os.environ.get("GKA") or os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 HERE = Path(__file__).resolve().parent

@@ -127,8 +127,8 @@ def _fold(pieces: Tensor, left: Tensor) -> Tensor:
 class _FoldPast(Function):
     """P_c = Σ_{j<c} (A_{c−1} … A_{j+1}) S_j, from every rank's own S and what its tokens leave of an older state, A.
 
-    With G_c the gradient that reaches P_c on rank c, the gradient of S_c is Ḡ_{c+1} = Σ_{j>c} (A_{c+1}ᵀ … A_{j−1}ᵀ) G_j:
-    the same exchange, seen from the other end; that of A_c is Ḡ_{c+1} P_cᵀ. Nobody keeps another rank's S.
+    With G_c the gradient that reaches P_c on rank c, that of S_c is Ḡ_{c+1} = Σ_{j>c} (A_{c+1}ᵀ … A_{j−1}ᵀ) G_j: the
+    same exchange, seen from the other end; that of A_c is Ḡ_{c+1} P_cᵀ. Nobody keeps another rank's S.
     """
 
     @staticmethod

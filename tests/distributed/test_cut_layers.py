@@ -60,8 +60,18 @@ DOCUMENTS = ([0, 5, 12, 13, 24], [0, 3, 22, 24])
 
 @pytest.mark.parametrize(
     "name",
-    ["as published", "a sketch", "attention with convolutions", "a window within the neighbour"]
-    + ["a window over several ranks", "Gated DeltaNet", "Kimi Delta Attention", "MesaNet", "RetNet", "Mamba2"],
+    [
+        "as published",
+        "a sketch",
+        "attention with convolutions",
+        "a window within the neighbour",
+        "a window over several ranks",
+        "Gated DeltaNet",
+        "Kimi Delta Attention",
+        "MesaNet",
+        "RetNet",
+        "Mamba2",
+    ],
 )
 def test_packed_documents_may_begin_on_any_rank(pool, name):
     for bounds in DOCUMENTS:

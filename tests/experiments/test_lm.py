@@ -1,4 +1,4 @@
-"""experiments/lm, ablations, hybrids: what is measured is what it says, and a slice works from end to end at toy size."""
+"""experiments/lm, ablations, hybrids: what is measured is what it says; a slice works from end to end at toy size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ np = pytest.importorskip("numpy")
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "lm"
 sys.path.insert(0, str(FOLDER))
 
-import measure
-import pack
-import report
-import sweep
-from sizes import LAYERS, SIZES, model
+import measure  # noqa: E402
+import pack  # noqa: E402
+import report  # noqa: E402
+import sweep  # noqa: E402
+from sizes import LAYERS, SIZES, model  # noqa: E402
 
 PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 
@@ -136,12 +136,24 @@ def test_ablations_change_one_thing_and_measure_fewer_iterations_of_the_same_wei
     assert len(set(losses)) == 4 and max(losses) - min(losses) < 0.5
 
 
-RULER = {
-    "niah_single_2": ("Find one afterwards.\n{}\nWhat is the special number for {} mentioned in it? It is", "a-b", ["1234567"]),
-    "niah_multiquery": ("Find them afterwards.\n{}\nWhat are all the special numbers for {} mentioned? They are", "a-b, and c-d", ["1", "2"]),
-    "vt": ("Follow the following text.\n\n{}\nQuestion: Find all with the value {} in it. They are: ", "12345", ["ABCDE"]),
+RULER = {  # a prompt, what it asks for, the answers
+    "niah_single_2": (
+        "Find one afterwards.\n{}\nWhat is the special number for {} mentioned in it? It is",
+        "a-b",
+        ["1234567"],
+    ),
+    "niah_multiquery": (
+        "Find them afterwards.\n{}\nWhat are all the special numbers for {} mentioned? They are",
+        "a-b, and c-d",
+        ["1", "2"],
+    ),
+    "vt": (
+        "Follow the following text.\n\n{}\nQuestion: Find all with the value {} in it. They are: ",
+        "12345",
+        ["ABCDE"],
+    ),
     "cwe": ("Some come most often.\n{}\nQuestion: What are the {} most common? They are:", "10", ["abc"]),
-}  # fmt: skip
+}
 
 
 def test_a_hybrid_goes_on_at_a_greater_length_and_is_asked_rulers_questions(data, unpacked, tmp_path):
