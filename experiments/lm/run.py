@@ -83,16 +83,13 @@ def arguments() -> argparse.Namespace:
     merging = commands.add_parser("merge")
     merging.add_argument("files", nargs="+", type=Path)
     commands.add_parser("report")
-    options = parser.parse_args()
-    if options.command in ("list", "run"):
-        options.only = options.only or [name for name, layer in LAYERS.items() if layer.kernels]
-    return options
+    return parser.parse_args()
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "out/lm")
-    parser.add_argument("--only", nargs="+", choices=list(LAYERS), metavar="LAYER",
-                        help="any of " + ", ".join(LAYERS) + " (all that have kernels)")  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=list(LAYERS), default=list(LAYERS), metavar="LAYER",
+                        help=f"any of {', '.join(LAYERS)} (all)")  # fmt: skip
     parser.add_argument("--match", choices=MATCHES, default="parameters",
                         help="what layers have in common (parameters)")  # fmt: skip
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try (the size's own)")

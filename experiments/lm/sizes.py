@@ -60,13 +60,12 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Layer:
-    """`token` of the pattern; `choices` are keys of the configuration; `kernels`: whether it trains on tensor cores, so
-    that a comparison on a card is one of layers."""
+    """`token` of the pattern; `choices` are keys of the configuration. All of them train on tensor cores: a comparison in
+    which one has kernels and another has not would be one of kernels."""
 
     title: str
     token: str
     choices: dict[str, object] = field(default_factory=dict)
-    kernels: bool = True
     fits_as: str = ""  # the entry of Size.fitted; those with none have GKA's MLP
 
 

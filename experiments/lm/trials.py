@@ -75,7 +75,7 @@ def recipe(options: argparse.Namespace, tokens: int, rate: float, seed: int) -> 
         "checkpoint_every": 0,
         "keep": 1,
         "log_every": 50,
-        "cuda_graph": options.device != "cpu",
+        "cuda_graph": options.cuda_graph,
     }
 
 
@@ -151,6 +151,7 @@ def add_options(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument("--data", default="out/lm/data", help="what pack.py unpacked (out/lm/data)")
     parser.add_argument("--out", default=out, help=f"where runs and results.jsonl go ({out})")
     parser.add_argument("--keep-weights", action="store_true")
+    parser.add_argument("--cuda-graph", action="store_true", help="steps recorded once and played: for small models")
 
 
 def list_runs(options: argparse.Namespace, results: Results, runs: Iterable[Run]) -> int:
