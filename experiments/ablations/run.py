@@ -51,6 +51,9 @@ VARIANTS = {
     "iterations-5": Variant("5 iterations", {"num_iter": 5}),
     "iterations-10": Variant("10 iterations", {"num_iter": 10}),
     "iterations-15": Variant("15 iterations", {"num_iter": 15}),
+    "no-rescale": Variant("answers not scaled by (size of a key)^−½", {"gla_rescale": False}),
+    "no-gate": Variant("no gate on the output", {"use_gate": False}),
+    "fixed-ridge": Variant("no gradient through λ", {"bp_lambda": False}),
 }
 
 

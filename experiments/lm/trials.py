@@ -17,8 +17,8 @@ from sweep import PROGRAM, Plan, Results, Run, Sweep, device_name, read_results,
 
 # Tokens a second at first, until runs have been measured: on an H200, see README.md.
 SPEEDS = {
-    ("50m", "attention"): 660e3, ("50m", "mamba2"): 300e3, ("50m", ""): 400e3,
-    ("12m", "attention"): 1200e3, ("12m", "mamba2"): 600e3, ("12m", ""): 800e3,
+    ("50m", "attention"): 660e3, ("50m", "mamba2"): 150e3, ("50m", ""): 400e3,
+    ("12m", "attention"): 1400e3, ("12m", "mamba2"): 360e3, ("12m", ""): 980e3,
     ("toy", ""): 20e3,
 }  # fmt: skip
 
