@@ -60,8 +60,8 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Layer:
-    """`token` of the pattern; `choices` are keys of the configuration. All of them train on tensor cores: a comparison in
-    which one has kernels and another has not would be one of kernels."""
+    """`token` of the pattern; `choices` are keys of the configuration. All of them train on tensor cores: a comparison
+    in which one has kernels and another has not would be one of kernels."""
 
     title: str
     token: str
