@@ -145,7 +145,7 @@ def ruler_scores(options: argparse.Namespace, folder: Path, where: list[str]) ->
     with tempfile.TemporaryDirectory() as place:
         samples = Path(place) / "samples.jsonl"
         command = [PROGRAM, "eval", str(folder), "--tasks", *map(str, files), "--limit", str(options.samples),
-                   "--max-length", str(longest + 256), "--samples", str(samples), "--json", *where]  # fmt: skip
+                   "--max-length", str(longest + 256), "--samples", str(samples), "--batch", "16", "--json", *where]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"hybrids: gka eval: {done.stderr.strip()[-500:]}")
