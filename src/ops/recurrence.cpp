@@ -102,7 +102,7 @@ void check_shapes(const Recurrence& r) {
   }
   const auto of_token = r.q.sizes().slice(0, 3);
   const bool packed = r.bounds.defined();
-  if (packed && (r.bounds.dim() != 1 || r.bounds.numel() < 1 || r.q.size(0) != 1)) {
+  if (packed && (r.bounds.dim() != 1 || r.bounds.numel() < 2 || r.q.size(0) != 1)) {
     fail_value(c10::str("chunked_delta_rule: cu_seqlens takes one dimension, one entry more than there are sequences ",
                         "and q with batch size 1, got ", r.bounds.sizes(), " and q ", r.q.sizes()));
   }

@@ -212,9 +212,8 @@ __global__ void __launch_bounds__(kBlock, 1)
   fetch_block(s.blocks[0], m, saved, to, chunk, head, 0);
   if (thread() < kChunk) {
     s.sums[thread()] = tiles_at<kKeys, kDelta, Decay::per_head>(m, saved, slot, head)->sums[thread()];
-    const bool there = thread() < chunk.tokens;
-    s.beta[thread()] = !there ? 0 : m.beta != nullptr ? m.beta[(chunk.first + thread()) * m.heads + head] : 1;
   }
+  load_beta(s.beta, m, chunk, head);
 
   Products<kKeys, Decay::per_head> products;
   products.clear();

@@ -367,10 +367,7 @@ __global__ void __launch_bounds__(kBlock, 1)
                                          kChunk, kChunk);
   }
   inputs::fetch_block(s.blocks[0], m, saved, to, chunk, head, 0);
-  if (thread() < kChunk) {
-    const bool there = thread() < chunk.tokens;
-    s.beta[thread()] = !there ? 0 : m.beta != nullptr ? m.beta[(chunk.first + thread()) * m.heads + head] : 1;
-  }
+  load_beta(s.beta, m, chunk, head);
 
   Products<kKeys> products;
   products.clear();

@@ -36,12 +36,11 @@ struct Shared {
 template <int kKeys>
 __device__ __forceinline__ void load_gates(Shared<kKeys>& s, const ChunkedMemory& m, const Chunk& chunk,
                                            std::int64_t head, TwoFloats (&kept)[kChunk]) {
+  load_beta(s.beta, m, chunk, head);
   const int t = thread();
   if (t < kChunk) {
-    const bool there = t < chunk.tokens;
-    const std::int64_t row = (chunk.first + t) * m.heads + head;
-    s.beta[t] = !there ? 0 : m.beta != nullptr ? m.beta[row] : 1;
-    const double g = there && m.log_decay != nullptr ? static_cast<double>(m.log_decay[row]) : 0;
+    const bool there = t < chunk.tokens && m.log_decay != nullptr;
+    const double g = there ? static_cast<double>(m.log_decay[(chunk.first + t) * m.heads + head]) : 0;
     s.parts[0][t] = g > kForgotten ? g : kForgotten;
   }
   sync();

@@ -67,10 +67,7 @@ __device__ __forceinline__ void load_gates(Shared<kKeys>& s, const ChunkedMemory
     s.total[span][c] = x[kSpan - 1];
     s.within[span][c] = power_of_two(x[kSpan - 1]);
   }
-  if (thread() < kChunk) {
-    const bool there = thread() < chunk.tokens;
-    s.beta[thread()] = !there ? 0 : m.beta != nullptr ? m.beta[(chunk.first + thread()) * m.heads + head] : 1;
-  }
+  load_beta(s.beta, m, chunk, head);
 }
 
 /// What channels keep before and after each span, and in the whole chunk.

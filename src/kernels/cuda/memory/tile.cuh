@@ -224,6 +224,15 @@ __device__ __forceinline__ Chunk chunk_at(const ChunkedMemory& m, std::int64_t s
   return chunk_of(low, first_token(m, low), first_token(m, low + 1), first, slot - first);
 }
 
+/// β of a chunk's tokens, 0 behind its last one.
+__device__ __forceinline__ void load_beta(float (&to)[kChunk], const ChunkedMemory& m, const Chunk& chunk,
+                                          std::int64_t head) {
+  const int t = thread();
+  if (t >= kChunk) return;
+  const bool there = t < chunk.tokens;
+  to[t] = !there ? 0 : m.beta != nullptr ? m.beta[(chunk.first + t) * m.heads + head] : 1;
+}
+
 /// Starts copies of kRows rows of kWidth numbers, `ld` apart, into a tile; rows from `rows` on and columns from
 /// `columns` on are zero. Rows begin at multiples of 16 bytes, and `columns` is a multiple of 8.
 template <int kBlock, int kRows, int kWidth>
