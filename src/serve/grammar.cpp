@@ -637,7 +637,8 @@ FormPtr call_of(const Json& tool) {
   if (!function.is_object() || !function.value("name", Json()).is_string()) {
     throw bad_request("each of 'tools' takes a function with a name", "tools");
   }
-  const Json parameters = function.value("parameters", Json{{"type", "object"}});
+  auto parameters = function.value("parameters", Json());
+  if (parameters.empty()) parameters = {{"type", "object"}};  // whatever they are, arguments have names
   auto form = std::make_shared<Form>();
   form->kind = Form::Kind::object;
   form->open = false;

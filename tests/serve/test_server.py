@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -305,6 +306,14 @@ def test_a_call_that_is_insisted_on_comes_whatever_the_model_wants(qwen, choice,
     deltas = [piece for chunk in streamed for piece in chunk.choices[0].delta.tool_calls or []]
     assert deltas[0].function.name == call.function.name
     assert "".join(piece.function.arguments or "" for piece in deltas) == call.function.arguments
+
+
+@pytest.mark.parametrize("parameters", [{}, None, {"type": "object"}])
+def test_arguments_of_a_tool_that_describes_none_are_an_object(qwen, parameters):
+    tools = [{"type": "function", "function": {"name": "stop", "parameters": parameters}}]
+    more = {"tools": tools, "tool_choice": "required", "max_tokens": 60}  # cut off inside, so it is text
+    text = qwen.post("/v1/chat/completions", chat("x", **more))["choices"][0]["message"]["content"]
+    assert re.match(r'\s*{\s*"name"\s*:\s*"stop"\s*,\s*"arguments"\s*:\s*{', text)
 
 
 def test_tool_choice_none_leaves_the_text_and_a_wrong_one_says_what_it_takes(qwen):
