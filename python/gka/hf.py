@@ -185,22 +185,24 @@ class GkaPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | os.PathLike[str] | None, *more: object, **options: object
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *more: object, **options: object
     ) -> "PreTrainedModel":
         """As everywhere; a folder of gka's that is not what was written is refused."""
-        if name is not None and Path(name).is_dir():
+        folder = pretrained_model_name_or_path
+        if folder is not None and Path(folder).is_dir():
             load_floors()
             try:
-                torch.ops.gka.verify_model(os.fspath(name))
+                torch.ops.gka.verify_model(os.fspath(folder))
             except RuntimeError as error:
                 raise ValueError(str(error).splitlines()[0]) from None
-        return super().from_pretrained(name, *more, **options)
+        return super().from_pretrained(folder, *more, **options)
 
-    def save_pretrained(self, folder: str | os.PathLike[str], *more: object, **options: object) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *more: object, **options: object) -> None:
         """As everywhere; the folder also opens where nobody has imported gka (``trust_remote_code=True``)."""
-        super().save_pretrained(folder, *more, **options)
-        (Path(folder) / "CHECKSUMS.xxh64").unlink(missing_ok=True)  # of what was here before
-        if (Path(folder) / "config.json").exists():
+        super().save_pretrained(save_directory, *more, **options)
+        folder = Path(save_directory)
+        (folder / "CHECKSUMS.xxh64").unlink(missing_ok=True)  # of what was here before
+        if (folder / "config.json").exists():
             add_auto_map(folder)
 
     @torch.no_grad()

@@ -152,7 +152,9 @@ def test_a_folder_that_was_changed_is_refused_by_transformers_too(tmp_path):
     for load in (gka.load, transformers.AutoModelForCausalLM.from_pretrained):
         with pytest.raises(ValueError, match=r"model\.safetensors"):
             load(tmp_path / "model")
-    opened.save_pretrained(tmp_path / "model")  # another model from here on, with no checksums to keep to
+    opened.save_pretrained(
+        save_directory=tmp_path / "model"
+    )  # another model from here on, with no checksums to keep to
     assert gka.load(tmp_path / "model").state_dict().keys() == model.state_dict().keys()
 
 
