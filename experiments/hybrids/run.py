@@ -144,8 +144,8 @@ def ruler_scores(options: argparse.Namespace, folder: Path, where: list[str]) ->
     longest = max(int(file.stem.rsplit("-", 1)[1]) for file in files)
     with tempfile.TemporaryDirectory() as place:
         samples = Path(place) / "samples.jsonl"
-        command = [PROGRAM, "eval", str(folder), "--tasks", *map(str, files), "--limit", str(options.samples),
-                   "--max-length", str(longest + 256), "--samples", str(samples), "--batch", "16", "--json", *where]  # fmt: skip
+        command = [PROGRAM, "eval", str(folder), "--tasks", *map(str, files), "--limit", str(options.samples)]
+        command += ["--max-length", str(longest + 256), "--samples", str(samples), "--batch", "16", "--json", *where]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"hybrids: gka eval: {done.stderr.strip()[-500:]}")
