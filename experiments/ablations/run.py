@@ -34,6 +34,7 @@ class Variant:
     title: str
     choices: dict[str, object] = field(default_factory=dict)
     iterations: tuple[int, ...] = ()
+    fits_as: str = ""
 
 
 VARIANTS = {
@@ -54,6 +55,7 @@ VARIANTS = {
     "no-rescale": Variant("answers not scaled by (size of a key)^−½", {"gla_rescale": False}),
     "no-gate": Variant("no gate on the output", {"use_gate": False}),
     "fixed-ridge": Variant("no gradient through λ", {"bp_lambda": False}),
+    "wide-values": Variant("values twice as wide, as GDN's", {"expand_v": 2.0}, fits_as="gdn"),
 }
 
 
@@ -71,6 +73,7 @@ def make(options: argparse.Namespace, variant: str, seed: int) -> Run:
     model = common(options.size, vocabulary_of(options)) | {
         "hybrid_override_pattern": f"{size.blocks}xGKA",
         "gka_config": VARIANTS[variant].choices,
+        "intermediate_size": size.fitted.get(VARIANTS[variant].fits_as, size.mlp),
     }
     tags = {"size": options.size, "variant": variant, "corpus": options.corpus, "rate": rate, "seed": seed,
             "iterations": VARIANTS[variant].iterations}  # fmt: skip
