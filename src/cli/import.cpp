@@ -25,6 +25,13 @@ struct Arguments {
   std::string source;
   std::string out;
   std::string dtype;
+  std::string weights;
+};
+
+/// How the numbers are written.
+struct Written {
+  std::optional<at::ScalarType> dtype{};
+  bool int8 = false;
 };
 
 /// What a folder may hold about its tokenizer, taken along as it is.
@@ -77,16 +84,16 @@ void write_gguf_tokenizer(const models::GgufFile& file, const models::ModelConfi
                                  content.get_or<std::string>("tokenizer.chat_template", where, std::string()));
 }
 
-void import_gguf(const fs::path& path, const fs::path& folder, std::optional<at::ScalarType> dtype) {
+void import_gguf(const fs::path& path, const fs::path& folder, const Written& as) {
   const models::GgufFile file(path);
   const auto model = models::open_gguf(file);
   write_gguf_tokenizer(file, model.config, folder);
-  models::write_foreign(model, folder, dtype);
+  models::write_foreign(model, folder, as.dtype, as.int8);
 }
 
-void import_folder(const fs::path& source, const fs::path& folder, std::optional<at::ScalarType> dtype) {
+void import_folder(const fs::path& source, const fs::path& folder, const Written& as) {
   const auto model = models::open_folder(source);
-  models::write_foreign(model, folder, dtype);
+  models::write_foreign(model, folder, as.dtype, as.int8);
   for (const char* name : kTokenizerFiles) {
     if (fs::exists(source / name)) fs::copy_file(source / name, folder / name);
   }
@@ -104,11 +111,18 @@ std::optional<at::ScalarType> type_named(const std::string& name) {
   throw std::runtime_error("--dtype takes one of " + models::list_dtypes() + ", and got '" + name + "'");
 }
 
+Written written_as(const Arguments& arguments) {
+  if (!arguments.weights.empty() && arguments.weights != "int8") {
+    throw std::runtime_error("--weights takes int8 (other types are --dtype's), and got '" + arguments.weights + "'");
+  }
+  return {.dtype = type_named(arguments.dtype), .int8 = arguments.weights == "int8"};
+}
+
 int run(const Arguments& arguments) {
   const fs::path source(arguments.source);
   const auto out = fs::absolute(arguments.out).lexically_normal();
   const auto folder = out.has_filename() ? out : out.parent_path();
-  const auto dtype = type_named(arguments.dtype);
+  const auto as = written_as(arguments);
   if (!fs::exists(source)) throw std::runtime_error("there is no " + source.string());
   if (fs::exists(folder)) throw std::runtime_error("--out is " + arguments.out + ", which is there already");
   if (fs::is_regular_file(source) && !is_gguf(source)) {
@@ -117,9 +131,9 @@ int run(const Arguments& arguments) {
   }
   train::write_folder(folder, [&](const fs::path& unfinished) {
     if (is_gguf(source)) {
-      import_gguf(source, unfinished, dtype);
+      import_gguf(source, unfinished, as);
     } else {
-      import_folder(model_folder(source), unfinished, dtype);
+      import_folder(model_folder(source), unfinished, as);
     }
     check_tokenizer(unfinished);
   });
@@ -133,6 +147,9 @@ Action declare(CLI::App& app, const char* source_help) {
   app.add_option("--out", arguments->out, "The folder to make")->required()->type_name("FOLDER");
   app.add_option("--dtype", arguments->dtype,
                  models::list_dtypes() + " (by default the source's own; float32 for quantised files, which is exact)");
+  app.add_option(
+      "--weights", arguments->weights,
+      "int8: projections, embedding and head in bytes with a scale for every 64 numbers; gka alone reads it");
   return [arguments] { return run(*arguments); };
 }
 

@@ -55,7 +55,9 @@ at::Tensor Parameters::add_matrix(const std::string& name, at::IntArrayRef shape
                                   const at::Tensor& room) {
   // A leaf of its own in the same memory: its changes are not its neighbours'.
   at::Tensor value = room.defined() ? room.variable_data() : matrix_room(shape);
-  return keep({.name = name, .value = std::move(value), .shape = shape.vec(), .shares_room = room.defined()}, init);
+  return keep(
+      {.name = name, .value = std::move(value), .shape = shape.vec(), .matrix = true, .shares_room = room.defined()},
+      init);
 }
 
 at::Tensor Parameters::keep(Parameter parameter, const Init& init) {

@@ -36,6 +36,7 @@ struct Parameter {
   at::Tensor value;                 // of a matrix in int8: its bytes (ops/stored.h)
   std::vector<std::int64_t> shape;  // as the model has it
   WeightDecay weight_decay = WeightDecay::yes;
+  bool matrix = false;       // a projection, embedding or head: `ParameterOptions::matrices` is its type
   bool shares_room = false;  // its memory is part of a larger tensor's
 };
 
@@ -44,7 +45,7 @@ struct ParameterOptions {
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
   /// Of projections, embedding and head, where it is not `dtype`: for inference with weights as they are stored.
-  /// at::kChar is int8 with scales, on the CPU alone.
+  /// at::kChar is int8 with scales.
   std::optional<at::ScalarType> matrices{};
   /// Values are drawn on the generator's own device: a CPU generator gives the same weights whatever `device` is.
   /// Without one the parameters stay uninitialised, for weights that come from a checkpoint.

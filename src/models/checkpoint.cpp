@@ -198,6 +198,34 @@ at::Tensor Weights::tensor(const std::string& name) const {
   return files_[found->second].tensor(name);
 }
 
+at::Tensor Weights::dense(const std::string& name, at::IntArrayRef shape) const {
+  const auto stored = tensor(name);
+  return ops::is_int8(stored) ? ops::dense(stored, shape.back(), at::kFloat) : stored;
+}
+
+std::set<std::string> Weights::int8() const {
+  std::set<std::string> names;
+  for (const auto& [name, file] : file_of_) {
+    if (files_[file].entries().at(name).dtype == at::kChar) names.insert(name);
+  }
+  return names;
+}
+
+PlannedTensor planned(const layers::Parameter& parameter, std::string name, at::ScalarType dtype, bool int8,
+                      std::function<at::Tensor()> make) {
+  if (!int8 || !parameter.matrix) {
+    return {.name = std::move(name), .dtype = dtype, .shape = parameter.shape, .make = [dtype, make = std::move(make)] {
+              return make().to(dtype);
+            }};
+  }
+  const auto shape = ops::int8_shape(parameter.shape[0], parameter.shape[1]);
+  return {.name = std::move(name), .dtype = at::kChar, .shape = shape, .make = [shape, make = std::move(make)] {
+            const auto bytes = at::empty(shape, at::kChar);
+            ops::store(make(), bytes);
+            return bytes;
+          }};
+}
+
 std::int64_t PlannedTensor::bytes() const {
   auto size = static_cast<std::int64_t>(at::elementSize(dtype));
   for (const auto extent : shape) size *= extent;
@@ -224,7 +252,8 @@ void Weights::check_tied_head() const {
 }
 
 void Weights::refuse_not_finite(const std::string& name) const {
-  if (files_[file_of_.at(name)].finite(name)) return;
+  const auto stored = tensor(name);
+  if (ops::is_int8(stored) ? ops::scales_are_finite(stored) : files_[file_of_.at(name)].finite(name)) return;
   throw std::runtime_error("'" + name + "' in " + folder_.string() +
                            " has numbers that are not finite (NaN or infinity)");
 }
@@ -258,7 +287,7 @@ std::string stored_name(const ModelConfig& config, const std::string& parameter)
   return config.attention_family() != nullptr ? parameter : sliding_name(config, parameter);
 }
 
-std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored) {
+std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored, const std::set<std::string>& int8) {
   refuse_other_layers(stored);
   std::vector<Match> matches;
   std::vector<std::string> missing, others;
@@ -270,9 +299,15 @@ std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored) {
       missing.push_back(parameter.name);
       continue;
     }
-    if (found->second != parameter.shape) {
+    const bool bytes = int8.contains(found->first);
+    if (bytes && !parameter.matrix) {
+      throw std::runtime_error("'" + found->first + "' is int8 in the checkpoint, which only projections may be");
+    }
+    const auto shape = bytes ? ops::int8_shape(parameter.shape[0], parameter.shape[1]) : parameter.shape;
+    if (found->second != shape) {
       throw std::runtime_error("'" + found->first + "' has the shape " + shape_of(found->second) +
-                               " in the checkpoint and " + shape_of(parameter.shape) + " by its configuration");
+                               " in the checkpoint and " + shape_of(shape) + " by its configuration" +
+                               (bytes ? ", in int8" : ""));
     }
     matches.push_back({.parameter = &parameter, .stored = found->first});
     used.insert(found->first);
@@ -304,14 +339,16 @@ at::ScalarType matrices_type(WeightsAs as, at::ScalarType stored, at::ScalarType
   auto type = dtype;
   switch (as) {
     case WeightsAs::stored: {
-      const bool narrow = device.is_cpu() && dtype == at::kFloat && stored == at::kBFloat16;
-      return narrow ? stored : dtype;
+      const bool narrow = device.is_cpu() && dtype == at::kFloat && (stored == at::kBFloat16 || stored == at::kChar);
+      const bool bytes = !device.is_cpu() && stored == at::kChar && (dtype == at::kBFloat16 || dtype == at::kHalf);
+      return narrow || bytes ? stored : dtype;
     }
     case WeightsAs::float32: type = at::kFloat; break;
     case WeightsAs::bfloat16: type = at::kBFloat16; break;
     case WeightsAs::int8: type = at::kChar; break;
   }
-  if (!device.is_cpu() && type != dtype) {
+  const bool small = dtype == at::kBFloat16 || dtype == at::kHalf;
+  if (!device.is_cpu() && type != dtype && !(type == at::kChar && small)) {
     throw std::runtime_error("weights are '" + std::string(name_of(as)) + "', and on " + device.str() +
                              " they have the activations' type, " + std::string(name_of_dtype(dtype)) +
                              "; leave them as stored, or give that type to the activations");
@@ -327,7 +364,7 @@ WeightsAs weights_named(const std::string& what, const std::string& name) {
 
 void load_weights(Decoder& decoder, const Weights& weights, const WeightsOptions& options) {
   const at::NoGradGuard no_gradient;
-  const auto matches = match_weights(decoder, weights.shapes());
+  const auto matches = match_weights(decoder, weights.shapes(), weights.int8());
   if (decoder.config().tie_word_embeddings) weights.check_tied_head();
   std::int64_t numbers = 0;
   for (const auto& [parameter, stored] : matches) {
@@ -335,10 +372,12 @@ void load_weights(Decoder& decoder, const Weights& weights, const WeightsOptions
     const auto tensor = weights.tensor(stored);
     if (options.map && can_map(*parameter, tensor)) {
       at::Tensor(parameter->value).set_data(tensor);
+    } else if (ops::is_int8(tensor) && ops::is_int8(parameter->value)) {
+      at::Tensor(parameter->value).copy_(tensor);
     } else {
-      ops::store(tensor, parameter->value);
+      ops::store(weights.dense(stored, parameter->shape), parameter->value);
     }
-    numbers += tensor.numel();
+    numbers += c10::multiply_integers(parameter->shape);
     if (options.progress) {
       options.progress(static_cast<double>(numbers) / static_cast<double>(decoder.parameters().count()));
     }
@@ -369,7 +408,8 @@ Decoder load_model(const fs::path& folder, const LoadOptions& options) {
   const auto stored = weights.usual_type(), dtype = options.dtype.value_or(stored);
   layers::ParameterOptions parameters{.device = options.device, .dtype = dtype, .requires_grad = options.requires_grad};
   if (options.weights) {
-    parameters.matrices = matrices_type(*options.weights, stored, dtype, options.device);
+    const auto matrices = weights.int8().empty() ? stored : at::kChar;
+    parameters.matrices = matrices_type(*options.weights, matrices, dtype, options.device);
     if (!options.device.is_cpu()) parameters.dtype = small_type(dtype);
   }
   Decoder decoder(std::move(config), std::move(parameters));
@@ -384,18 +424,18 @@ void save_model(const Decoder& decoder, const fs::path& folder, const SaveOption
   const auto dtype = options.dtype.value_or(decoder.parameters().options().dtype);
   std::vector<PlannedTensor> tensors;
   for (const auto& parameter : decoder.parameters().all()) {
-    tensors.push_back(
-        {.name = stored_name(decoder.config(), parameter.name),
-         .dtype = dtype,
-         .shape = parameter.shape,
-         .make = [&parameter, dtype] { return ops::dense(parameter.value.detach(), parameter.shape.back(), dtype); }});
+    const auto make = [&parameter, type = options.int8 ? at::kFloat : dtype] {
+      return ops::dense(parameter.value.detach(), parameter.shape.back(), type);
+    };
+    tensors.push_back(planned(parameter, stored_name(decoder.config(), parameter.name), dtype, options.int8, make));
   }
   write_weights(folder, std::move(tensors), options.shard_bytes);
-  write_config(folder, decoder.config(), dtype);
+  write_config(folder, decoder.config(), dtype, options.int8);
 }
 
-void write_config(const fs::path& folder, const ModelConfig& config, at::ScalarType dtype) {
+void write_config(const fs::path& folder, const ModelConfig& config, at::ScalarType dtype, bool int8) {
   auto json = to_json(config);
+  if (int8) json["quantization_config"] = int8_files();
   json["dtype"] = name_of_dtype(dtype);
   json.erase("auto_map");  // where the model came from, of files that are not here
   if (config.attention_family() == nullptr) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,10 @@ class Weights {
   void check_tied_head() const;
   bool has(const std::string& name) const { return file_of_.contains(name); }
   at::Tensor tensor(const std::string& name) const;
+  /// The same as numbers, where it is stored as int8: a matrix of that shape.
+  at::Tensor dense(const std::string& name, at::IntArrayRef shape) const;
+  /// Tensors that are stored as int8.
+  std::set<std::string> int8() const;
   /// Throws one sentence with the tensor's name where it holds NaN or infinities.
   void refuse_not_finite(const std::string& name) const;
 
@@ -60,7 +65,12 @@ void write_weights(const std::filesystem::path& folder, std::vector<PlannedTenso
 
 /// config.json of a model whose weights are of that type; for a hybrid also the line of Python that it names, by which
 /// transformers opens the folder (with trust_remote_code) before anybody has imported gka.
-void write_config(const std::filesystem::path& folder, const ModelConfig& config, at::ScalarType dtype);
+void write_config(const std::filesystem::path& folder, const ModelConfig& config, at::ScalarType dtype,
+                  bool int8 = false);
+
+/// A parameter as it will be written: of `dtype`, or with `int8` a matrix in bytes with a scale for every 64 numbers.
+PlannedTensor planned(const layers::Parameter& parameter, std::string name, at::ScalarType dtype, bool int8,
+                      std::function<at::Tensor()> make);
 
 /// What a parameter is called in a file: its own name, but for the sliding layers of a hybrid, which are published as
 /// `swa`.
@@ -72,7 +82,8 @@ struct Match {
   const layers::Parameter* parameter;
   std::string stored;
 };
-std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored);
+/// `int8`: those stored as such, which a matrix may be.
+std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored, const std::set<std::string>& int8 = {});
 
 struct WeightsOptions {
   bool map = false;  // parameters of the type that is stored are the file's own pages, and no copy of them
@@ -83,7 +94,7 @@ struct WeightsOptions {
 void load_weights(Decoder& decoder, const Weights& weights, const WeightsOptions& options = {});
 
 /// How inference keeps projections, embedding and head. As stored: bfloat16 under float32 activations on the CPU stays
-/// that; all else becomes the activations' type. int8 has a scale for every 64 numbers.
+/// that, and so does int8; all else becomes the activations' type. int8 has a scale for every 64 numbers.
 enum class WeightsAs : std::uint8_t { stored, float32, bfloat16, int8 };
 inline constexpr std::array<NameTable<WeightsAs>, 4> kWeightsNames{{
     {"stored", WeightsAs::stored},
@@ -115,6 +126,7 @@ Decoder load_model(const std::filesystem::path& folder, const LoadOptions& optio
 
 struct SaveOptions {
   std::optional<at::ScalarType> dtype{};  // else the parameters' own
+  bool int8 = false;                      // projections, embedding and head in bytes
   std::int64_t shard_bytes = kShardBytes;
 };
 

@@ -34,6 +34,9 @@ constexpr std::array<std::string_view, 17> kInert{
     "pretraining_tp",
 };
 
+/// What config.json says of matrices that are stored as int8 (ops/stored.h).
+const Json kInt8Files{{"quant_method", "gka_int8"}, {"group_size", 64}};
+
 /// Keys that would change the mathematics into something gka does not have, and the value that leaves it as it is.
 /// Null always does.
 struct Refused {
@@ -41,7 +44,7 @@ struct Refused {
   Json harmless;
 };
 const std::array kRefused{
-    Refused{"quantization_config", nullptr},
+    Refused{"quantization_config", kInt8Files},
     Refused{"mlp_bias", false},
     Refused{"partial_rotary_factor", 1.0},
     Refused{"attn_logit_softcapping", nullptr},
@@ -471,6 +474,8 @@ ModelConfig parse_checkpoint_config(const Json& json, const std::string& where, 
   if (!keys.empty()) warn(where + " has keys that gka does not know and ignores: " + keys);
   return config;
 }
+
+const Json& int8_files() { return kInt8Files; }
 
 Json to_json(const ModelConfig& config) {
   const auto& mixer = config.mixer;

@@ -57,6 +57,8 @@ std::vector<std::int64_t> read_end_tokens(const Json& json, std::int64_t vocab_s
 /// As published readers expect it, every size spelled out: attention alone under the name transformers has for it, any
 /// other mixture as hybrid_qwen3.
 Json to_json(const ModelConfig& config);
+/// What config.json has as `quantization_config` where matrices are stored as int8.
+const Json& int8_files();
 
 /// A JSON file; throws one sentence with the place of a mistake.
 Json read_json(const std::filesystem::path& path);

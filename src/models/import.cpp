@@ -302,21 +302,18 @@ ForeignModel open_gguf(const GgufFile& file, const Warn& warn) {
   return model;
 }
 
-void write_foreign(const ForeignModel& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
+void write_foreign(const ForeignModel& model, const fs::path& folder, std::optional<at::ScalarType> dtype, bool int8) {
   const Decoder shape(model.config, {.device = at::kMeta});
   Shapes stored;
   for (const auto& [name, tensor] : model.tensors) stored.emplace(name, tensor.shape);
   const auto type = dtype.value_or(model.dtype);
-  std::vector<PlannedTensor> planned;
+  std::vector<PlannedTensor> tensors;
   for (const auto& [parameter, name] : match_weights(shape, stored)) {
     const auto& tensor = model.tensors.at(name);
-    planned.push_back({.name = stored_name(model.config, parameter->name),
-                       .dtype = type,
-                       .shape = tensor.shape,
-                       .make = [&tensor, type] { return tensor.make().to(type); }});
+    tensors.push_back(planned(*parameter, stored_name(model.config, parameter->name), type, int8, tensor.make));
   }
-  write_weights(folder, std::move(planned));
-  write_config(folder, model.config, type);
+  write_weights(folder, std::move(tensors));
+  write_config(folder, model.config, type, int8);
 }
 
 }  // namespace gka::models

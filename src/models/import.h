@@ -37,6 +37,6 @@ ForeignModel open_gguf(const GgufFile& file, const Warn& warn = {});
 /// Checks the tensors against the configuration and writes config.json and weights into an existing folder. Makes one
 /// tensor at a time.
 void write_foreign(const ForeignModel& model, const std::filesystem::path& folder,
-                   std::optional<at::ScalarType> dtype = {});
+                   std::optional<at::ScalarType> dtype = {}, bool int8 = false);
 
 }  // namespace gka::models

@@ -16,8 +16,9 @@ constexpr std::uint64_t kLengthBytes = 8;
 constexpr const char* kMetadataKey = "__metadata__";
 
 /// torch's name for each of kStoredTypes.
-constexpr std::array<at::ScalarType, kStoredTypes.size()> kTypes{
-    at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kShort, at::kByte, at::kBool};
+constexpr std::array<at::ScalarType, kStoredTypes.size()> kTypes{at::kDouble, at::kFloat, at::kBFloat16, at::kHalf,
+                                                                 at::kLong,   at::kInt,   at::kShort,    at::kChar,
+                                                                 at::kByte,   at::kBool};
 
 const StoredType& stored_type(at::ScalarType type) {
   for (std::size_t i = 0; i < kTypes.size(); ++i) {

@@ -18,7 +18,7 @@ struct StoredType {
   std::string_view name;  // as files spell it
   std::uint64_t bytes;    // of an element
 };
-inline constexpr std::array<StoredType, 9> kStoredTypes{{
+inline constexpr std::array<StoredType, 10> kStoredTypes{{
     {"F64", 8},
     {"F32", 4},
     {"BF16", 2},
@@ -26,6 +26,7 @@ inline constexpr std::array<StoredType, 9> kStoredTypes{{
     {"I64", 8},
     {"I32", 4},
     {"I16", 2},
+    {"I8", 1},
     {"U8", 1},
     {"BOOL", 1},
 }};

@@ -80,8 +80,10 @@ bool has_small_products(const at::Tensor& x, at::TensorList weights) {
   if (type != at::kBFloat16 && type != at::kHalf) return false;
   const auto rows = x.numel() / x.size(-1);
   if (rows == 0 || rows > SmallProducts::kMostRows || weights.size() > SmallProducts::kMostMatrices) return false;
+  const auto stored = weights.empty() ? type : weights.front().scalar_type();
+  if (stored != type && stored != at::kChar) return false;
   return std::ranges::all_of(weights, [&](const at::Tensor& weight) {
-    return weight.scalar_type() == type && weight.is_contiguous() && is_aligned(weight);
+    return weight.scalar_type() == stored && weight.is_contiguous() && is_aligned(weight);
   });
 }
 
@@ -91,6 +93,7 @@ std::vector<at::Tensor> small_products(const at::Tensor& x, at::TensorList weigh
   kernels::cuda::SmallProducts call{.rows = x.numel() / x.size(-1),
                                     .depth = x.size(-1),
                                     .dtype = kernel_dtype(x.scalar_type()),
+                                    .int8 = is_int8(weights.front()),
                                     .x = x.const_data_ptr(),
                                     .count = static_cast<int>(weights.size()),
                                     .gated = gated};

@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -45,20 +47,33 @@ void store(const at::Tensor& matrix, at::Tensor stored) {
   }
   const auto wide = matrix.to(at::kCPU, at::kFloat).contiguous();
   const auto in = wide.size(1), bytes = stored.size(1);
+  const at::Tensor here = stored.is_cpu() ? stored : at::empty(stored.sizes(), at::kChar);
   for_rows(wide.size(0), [&](std::int64_t row) {
-    kernels::to_int8(wide.const_data_ptr<float>() + row * in, in, stored.mutable_data_ptr<std::int8_t>() + row * bytes);
+    kernels::to_int8(wide.const_data_ptr<float>() + row * in, in, here.mutable_data_ptr<std::int8_t>() + row * bytes);
   });
+  if (!here.is_same(stored)) stored.copy_(here);
 }
 
 at::Tensor dense(const at::Tensor& weight, std::int64_t in, at::ScalarType type) {
   if (!is_int8(weight)) return weight.to(type);
-  const auto rows = weight.contiguous();
-  const at::Tensor wide = at::empty({rows.size(0), in}, rows.options().dtype(at::kFloat));
-  for_rows(rows.size(0), [&](std::int64_t row) {
-    kernels::from_int8(rows.const_data_ptr<std::int8_t>() + row * rows.size(1), in,
-                       wide.mutable_data_ptr<float>() + row * in);
-  });
-  return wide.to(type);
+  const auto rows = weight.size(0), groups = kernels::int8_groups(in), numbers = groups * kernels::kInt8Group;
+  const auto scales = weight.narrow(1, numbers, 4 * groups).contiguous().view(at::kFloat).unsqueeze(-1);
+  const auto whole = weight.narrow(1, 0, numbers).unflatten(1, {groups, kernels::kInt8Group}).to(at::kFloat);
+  return whole.mul(scales).to(type).view({rows, numbers}).narrow(1, 0, in);
+}
+
+bool scales_are_finite(const at::Tensor& stored) {
+  const auto bytes = stored.size(1), groups = bytes / kernels::int8_row_bytes(1);
+  const auto rows = stored.contiguous();
+  for (std::int64_t row = 0; row < rows.size(0); ++row) {
+    const auto* scales = rows.const_data_ptr<std::int8_t>() + row * bytes + groups * kernels::kInt8Group;
+    for (std::int64_t g = 0; g < groups; ++g) {
+      float scale = 0;
+      std::memcpy(&scale, scales + 4 * g, sizeof scale);
+      if (!std::isfinite(scale)) return false;
+    }
+  }
+  return true;
 }
 
 bool takes_stored(const at::Tensor& x, const std::vector<at::Tensor>& weights) {

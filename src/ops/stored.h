@@ -21,6 +21,9 @@ void store(const at::Tensor& matrix, at::Tensor stored);
 /// The matrix [out, in] in `type`; the same tensor where it is of that type already.
 at::Tensor dense(const at::Tensor& weight, std::int64_t in, at::ScalarType type);
 
+/// Whether an int8 matrix is one: none of its scales NaN or infinite.
+bool scales_are_finite(const at::Tensor& stored);
+
 /// Whether `stored_products` takes the call: float32 x on the CPU, weights of another type, and nothing that learns.
 bool takes_stored(const at::Tensor& x, const std::vector<at::Tensor>& weights);
 /// x Wᵀ for each of the weights. A row has the same bits whatever other rows there are.

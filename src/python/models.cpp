@@ -63,9 +63,9 @@ WeightsByName load_weights(const std::string& folder) {
   const models::Weights weights(folder);
   if (config.tie_word_embeddings) weights.check_tied_head();
   WeightsByName all;
-  for (const auto& [parameter, stored] : models::match_weights(shape, weights.shapes())) {
+  for (const auto& [parameter, stored] : models::match_weights(shape, weights.shapes(), weights.int8())) {
     weights.refuse_not_finite(stored);
-    all.insert(models::stored_name(config, parameter->name), weights.tensor(stored));
+    all.insert(models::stored_name(config, parameter->name), weights.dense(stored, parameter->shape));
   }
   return all;
 }

@@ -77,6 +77,24 @@ TEST_P(EveryTying, ScoresAreThoseOfItsNumbersInFloat32) {
   EXPECT_GT(largest_difference(scores(before, "int8"), scores(before, "float32")), 1e-3);
 }
 
+TEST_P(EveryTying, StoredAsInt8HasTheBitsOfInt8MadeAtLoadAndIsHalfTheBytes) {
+  const auto config = tiny_config(every_kind(), GetParam());
+  const Scratch wide, narrow, again;
+  models::save_model(tiny_model(config, at::kFloat), wide.path());
+  models::save_model(models::load_model(wide.path()), narrow.path(), {.int8 = true});
+  EXPECT_EQ(scores(narrow, ""), scores(wide, "int8"));
+  EXPECT_EQ(scores(narrow, "int8"), scores(wide, "int8"));
+  EXPECT_LT(largest_difference(scores(narrow, "float32"), scores(wide, "int8")), 2e-4);
+
+  const auto mapped = models::load_model(narrow.path(), {.dtype = at::kFloat, .weights = models::WeightsAs::stored});
+  const auto& embedding = mapped.parameters().find("model.embed_tokens.weight")->value;
+  EXPECT_EQ(embedding.scalar_type(), at::kChar);
+  EXPECT_FALSE(embedding.storage().allocator());  // the file's own pages
+  // What it stands for, as numbers: training and Python read it so, and writing it again changes nothing.
+  models::save_model(models::load_model(narrow.path(), {.dtype = at::kFloat}), again.path(), {.int8 = true});
+  EXPECT_EQ(scores(again, ""), scores(narrow, ""));
+}
+
 /// A folder with a model in bfloat16.
 class StoredModel : public testing::Test {
  protected:

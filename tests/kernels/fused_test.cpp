@@ -378,5 +378,46 @@ TEST(SmallProducts, GatedIsSwiGluOfTheTwo) {
   EXPECT_EQ(c.y[1].front(), 0x7fc0) << "the second is not written";
 }
 
+TEST(SmallProducts, OfInt8WeightsAreThoseOfTheirNumbers) {
+  constexpr int kDepth = SmallCase::kDepth, kOutputs = 6, kRows = 3;  // a group and a part of one
+  SmallCase c;
+  std::vector<std::int8_t> bytes[2];
+  std::vector<float> numbers[2];
+  for (unsigned i = 0; i < 2; ++i) {
+    const auto wide = draw(kOutputs * kDepth, 31 + i);
+    bytes[i].resize(static_cast<std::size_t>(kOutputs * int8_row_bytes(kDepth)));
+    numbers[i].resize(wide.size());
+    for (int o = 0; o < kOutputs; ++o) {
+      auto* row = bytes[i].data() + o * int8_row_bytes(kDepth);
+      to_int8(wide.data() + o * kDepth, kDepth, row);
+      from_int8(row, kDepth, numbers[i].data() + o * kDepth);
+    }
+  }
+  const auto exact = [&](int which, int row, int output) {
+    double sum = 0;
+    for (int k = 0; k < kDepth; ++k) {
+      sum += static_cast<double>(from_bfloat16(c.x[row * kDepth + k])) * numbers[which][output * kDepth + k];
+    }
+    return sum;
+  };
+  for (const bool gated : {false, true}) {
+    std::vector<std::uint16_t> y[2];
+    cuda_on_host::SmallProducts call{
+        .rows = kRows, .depth = kDepth, .int8 = true, .x = c.x.data(), .count = 2, .gated = gated};
+    for (int i = 0; i < 2; ++i) {
+      y[i].assign(kRows * kOutputs, 0x7fc0);
+      call.of[i] = {.weight = bytes[i].data(), .y = y[i].data(), .outputs = kOutputs};
+    }
+    on_host([&](const auto& device) { cuda_on_host::small_products(call, device); });
+    for (int row = 0; row < kRows; ++row) {
+      for (int o = 0; o < kOutputs; ++o) {
+        const double a = exact(0, row, o), b = exact(1, row, o), want = gated ? silu(a) * b : a;
+        EXPECT_NEAR(from_bfloat16(y[0][row * kOutputs + o]), want, 0.02 * std::abs(want) + 1e-2) << gated;
+        EXPECT_TRUE(gated || std::abs(from_bfloat16(y[1][row * kOutputs + o]) - b) < 0.004 * std::abs(b) + 1e-3);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace gka::kernels::test

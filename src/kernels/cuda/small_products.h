@@ -12,13 +12,14 @@ namespace gka::kernels::cuda {
 struct SmallProducts {
   static constexpr int kMostRows = 8, kMostMatrices = 8;
   struct Matrix {
-    const void* weight = nullptr;  // [outputs, depth], contiguous, aligned to 16 bytes
+    const void* weight = nullptr;  // [outputs, depth] of x's type or int8 (products.h), contiguous, aligned to 16 bytes
     void* y = nullptr;             // [rows, outputs], contiguous
     std::int64_t outputs = 0;
   };
 
   std::int64_t rows = 0, depth = 0;  // depth: a multiple of 8
   DType dtype = DType::bfloat16;     // or float16
+  bool int8 = false;                 // the weights, all of them
   const void* x = nullptr;           // [rows, depth], contiguous, aligned
   int count = 0;
   Matrix of[kMostMatrices] = {};
