@@ -270,6 +270,10 @@ at::ScalarType lossless_type(const Gguf& content) {
 ForeignModel open_folder(const fs::path& folder, const Warn& warn) {
   ForeignModel model{.config = load_config(folder, warn), .tensors = {}};
   const auto weights = std::make_shared<const Weights>(folder);
+  if (const auto bytes = weights->int8(); !bytes.empty()) {
+    throw std::runtime_error("'" + *bytes.begin() + "' of " + folder.string() +
+                             " is int8, which is written and not read here; take the model that it was made from");
+  }
   model.dtype = weights->usual_type();
   for (auto& [name, shape] : weights->shapes()) {
     model.tensors.emplace(name,

@@ -233,3 +233,16 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     config |= {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "'quantization_config'" in told("import", tmp_path, "--out", tmp_path / "out")
+
+
+def test_int8_is_written_once_and_scores_as_int8_made_at_load(tmp_path):
+    source = Path(__file__).resolve().parents[1] / "goldens/tiny-hqwen3-gka"
+    run("export", source, "--out", tmp_path / "bytes", "--weights", "int8")
+    (tmp_path / "ids").write_text("3 1 4 1 5 9 2 6\n")
+    scores = [
+        json.loads(run("score", folder, "--ids", tmp_path / "ids", "--per-token", "--device", "cpu", *more).stdout)
+        for folder, more in ((tmp_path / "bytes", []), (source, ["--weights", "int8"]))
+    ]
+    assert scores[0]["sequences"] == scores[1]["sequences"]
+    said = told("export", tmp_path / "bytes", "--out", tmp_path / "again")
+    assert "is int8, which is written and not read here" in said and not (tmp_path / "again").exists()
