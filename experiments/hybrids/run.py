@@ -50,12 +50,13 @@ class Model:
     pattern: str
     choices: dict[str, object] = field(default_factory=dict)
     like: str = "gka"  # the layer whose speed is guessed
+    rate: float = 4e-3  # what experiments/lm chose for its layer at 12M
 
 
 MODELS = {
     "gka": Model("GKA", "15xGKA"),
     "hybrid": Model("GKA, attention at 3, 7, 11, 14", "3x(3xGKA-*)-2xGKA-*"),
-    "attention": Model("attention", "15x*", like="attention"),
+    "attention": Model("attention", "15x*", like="attention", rate=2e-3),
     "gdn": Model("Gated DeltaNet", "15xGDN", {"gdn_config": {"expand_v": 2.0}}),
     "mamba2": Model("Mamba2", "32xM2", like="mamba2"),
     "gka-no-alpha": Model("GKA without α", "15xGKA", {"gka_config": {"use_alpha_connection": False}}),
@@ -71,7 +72,7 @@ def config(options: argparse.Namespace, name: str, length: int) -> dict[str, obj
 
 
 def short(options: argparse.Namespace, name: str) -> Run:
-    tokens, rate = options.tokens or SIZES[options.size].tokens, options.rate
+    tokens, rate = options.tokens or SIZES[options.size].tokens, options.rate or MODELS[name].rate
     model = config(options, name, SIZES[options.size].length)
     return Run(
         name=f"{options.size}-{name}-{tokens / 1e6:g}M-lr{rate:g}-short",
@@ -103,7 +104,7 @@ def long(options: argparse.Namespace, name: str) -> Run:
     batch = max(length, size.batch_tokens)
     steps = max(1, options.long_tokens // batch)
     changed = {"data": long_data(options), "length": length, "batch_tokens": batch, "steps": steps, "eval_batches": 2,
-               "learning_rate": LONG_RATE * options.rate, "eval_every": steps}  # fmt: skip
+               "learning_rate": LONG_RATE * first.tags["rate"], "eval_every": steps}  # fmt: skip
     return Run(
         name=first.name.removesuffix("short") + f"{options.long_tokens / 1e6:g}M-long",
         tags=first.tags | {"stage": "long"},
@@ -197,7 +198,7 @@ def arguments() -> argparse.Namespace:
         trials.add_options(one, "out/hybrids")
         one.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL",
                          help=f"any of {', '.join(MODELS)} (all)")  # fmt: skip
-        one.add_argument("--rate", type=float, default=2e-3, help="of the first stage (2e-3)")
+        one.add_argument("--rate", type=float, help="of the first stage (what experiments/lm chose)")
         one.add_argument("--long-tokens", type=int, default=LONG_TOKENS, help="of the second stage (30M; 0: none)")
         one.add_argument("--samples", type=int, default=10, help="of RULER's tasks at each length (10)")
     merging = commands.add_parser("merge")
