@@ -135,13 +135,16 @@ struct Report {
   double* residual = nullptr;       // ‖(H_t + λ_t I) x_t − q_t‖
   double* true_residual = nullptr;  // ‖H_t x_t − q_t‖
   double* variance = nullptr;       // q_t · x_t
+  double* certainty = nullptr;      // 1 − λ_t q_t · x_t/‖q_t‖², the share of q_t that lies in what was written
   double* x = nullptr;
 
-  /// Whether anything of it is asked for.
-  constexpr bool wanted() const {
+  /// Whether anything is asked for that takes more than the solve itself has at hand.
+  constexpr bool examines() const {
     return norm != nullptr || ridge != nullptr || residual != nullptr || true_residual != nullptr ||
            variance != nullptr || x != nullptr;
   }
+  /// Whether anything of it is asked for.
+  constexpr bool wanted() const { return examines() || certainty != nullptr; }
 };
 
 struct Outputs {
@@ -179,6 +182,7 @@ struct Step {
   void* u = nullptr;  // [slots, heads, key_dim, value_dim]
   const std::int64_t* state_indices = nullptr;
   const std::int32_t* iterations = nullptr;  // per sequence; absent: options.iterations
+  double* certainty = nullptr;               // as Report has it, [batch, heads]; optional
 
   Options options{};
 };

@@ -23,6 +23,7 @@ from ._info import version as _version  # noqa: E402
 from ._memory import memory  # noqa: E402
 from ._ops import (  # noqa: E402
     gated_kalmanet,
+    gated_kalmanet_certainty,
     gated_kalmanet_report,
     gated_kalmanet_step,
     linear_memory,
@@ -61,6 +62,7 @@ __all__ = [
     "cmake_prefix_path",
     "configs_path",
     "gated_kalmanet",
+    "gated_kalmanet_certainty",
     "gated_kalmanet_report",
     "gated_kalmanet_states",
     "gated_kalmanet_step",

@@ -121,6 +121,7 @@ def gated_kalmanet_step(
     solver: str = "chebyshev",
     ridge_mode: str = "adaptive",
     decay_keys: bool = True,
+    certainty: Tensor | None = None,
 ) -> Tensor:
     """One token for each of B sequences, for decoding. The state is updated in place; there is no gradient.
 
@@ -132,6 +133,7 @@ def gated_kalmanet_step(
             has slot b.
         iterations: for all sequences, or an int32 tensor [B].
         scale, ridge, solver, ridge_mode, decay_keys: as in :func:`gated_kalmanet`.
+        certainty: float64 [B, H], written: what :func:`gated_kalmanet_certainty` returns, of this token.
 
     Returns:
         o [B, H, V] in the type of q.
@@ -152,7 +154,55 @@ def gated_kalmanet_step(
         options["ridge_mode"] = ridge_mode
     if not decay_keys:
         options["decay_keys"] = False
+    if certainty is not None:
+        options["certainty"] = certainty
     return _ops.gated_kalmanet_step(q, k, v, log_decay, beta, alpha, h=state[0], u=state[1], **options)
+
+
+def gated_kalmanet_certainty(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    alpha: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    ridge: float | Tensor = 0.02,
+    iterations: int = 30,
+    solver: str = "chebyshev",
+    ridge_mode: str = "adaptive",
+    decay_keys: bool = True,
+    refine: bool = True,
+    initial_state: State | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, State | None, Tensor]:
+    """:func:`gated_kalmanet` for inference, with how much the memory knew of each query. No gradient.
+
+    Returns:
+        o and the state as there, and the certainty, float64 [B, T, H]: the share of q_t that lies in what was written,
+        q_tᵀ H_t x_t/‖q_t‖² = 1 − λ_t q_t·x_t/‖q_t‖²; 0 where nothing is remembered.
+    """
+    o, h, u, certainty = _ops.gated_kalmanet_certainty(
+        q,
+        k,
+        v,
+        log_decay,
+        beta,
+        alpha,
+        scale=scale,
+        **_ridge(ridge),
+        iterations=iterations,
+        solver=solver,
+        ridge_mode=ridge_mode,
+        decay_keys=decay_keys,
+        refine=refine,
+        **_state(initial_state),
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return o, (h, u) if output_final_state else None, certainty
 
 
 def gated_kalmanet_report(

@@ -133,7 +133,10 @@ class Reader:
         places = torch.arange(targets.numel()).view_as(targets)[:, self.tokens_of(targets)].flatten()
         count, first = len(places), ranks.place("tensor")
         places = places[count * first // ranks.tensor : count * (first + 1) // ranks.tensor]
-        places = places[targets.flatten()[places] != IGNORED].to(predicted.device)
+        counted = targets.flatten()[places] != IGNORED
+        if predicted.numel() == len(places):  # labels on a GPU: every token is predicted, counted or not
+            predicted = predicted[counted.to(predicted.device)]
+        places = places[counted].to(predicted.device)
         whole = torch.zeros(targets.numel(), dtype=torch.long, device=predicted.device).index_copy_(
             0, places, predicted
         )

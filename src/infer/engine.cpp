@@ -79,9 +79,11 @@ SchedulerOptions scheduler_options(const models::Decoder& decoder, const EngineO
     if (options.context == 0) pool.context = std::min(pool.context, pool.pages * kGrid);
   }
   chosen.snapshot_bytes = options.snapshot_bytes != 0 ? options.snapshot_bytes : memory / 8;
-  chosen.step_tokens = options.step_tokens > 0 ? options.step_tokens : cpu ? 256 : 8192;
+  chosen.step_tokens = options.step_tokens > 0 ? options.step_tokens : cpu ? 256 : 16384;
   chosen.deterministic = options.deterministic;
-  chosen.piece_tokens = cpu || options.deterministic ? kGrid : 2048;
+  const bool any_size = !cpu && !options.deterministic;
+  chosen.piece_tokens = any_size ? 2048 : kGrid;
+  chosen.alone_tokens = any_size ? 16384 : kGrid;
   chosen.record = !cpu;
   return chosen;
 }

@@ -252,7 +252,10 @@ std::string Scheduler::why_not_more(const Sequence& sequence, const Snapshots::H
 }
 
 std::int64_t Scheduler::piece_end(const Sequence& sequence, std::int64_t budget) const {
-  const auto most = std::max(kGrid, grid_floor(std::min(options_.piece_tokens, budget)));
+  // Scores take a row of the vocabulary for every token of a piece.
+  const bool alone = running_.empty() && !sequence.request.prompt_logprobs;
+  const auto piece = alone ? options_.alone_tokens : options_.piece_tokens;
+  const auto most = std::max(kGrid, grid_floor(std::min(piece, budget)));
   auto end = std::min(sequence.prompt, grid_floor(sequence.read) + most);
   const auto mark = sequence.marks.upper_bound(sequence.read);
   if (mark != sequence.marks.end()) end = std::min(end, *mark);

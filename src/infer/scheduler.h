@@ -23,7 +23,8 @@ struct SchedulerOptions {
   Pool::Limits pool;
   std::int64_t step_tokens = 0;
   std::int64_t snapshot_bytes = 0;
-  std::int64_t piece_tokens = kGrid;  // a prompt is read in pieces of at most so many
+  std::int64_t piece_tokens = kGrid;  // a prompt is read in pieces of at most so many,
+  std::int64_t alone_tokens = kGrid;  // and of so many while nobody waits for a next token
   bool deterministic = false;         // sequences step one by one
   bool record = false;
 };

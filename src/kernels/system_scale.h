@@ -34,6 +34,12 @@ constexpr SystemScale system_scale(const Options& options, double norm, double r
                                                       : options.ridge};
 }
 
+/// How much of a query q lies in what was written: qᵀHx = ‖q‖² − q·Λx, over ‖q‖², where q·Λx = q·ρx̃. Nothing, where
+/// nothing is remembered.
+constexpr double certainty_of(double sigma, double q_rho_x, double q_squared) {
+  return sigma == 0 ? 0 : q_squared > 0 ? 1 - q_rho_x / q_squared : 1;
+}
+
 /// The upper end of the spectrum of σH + ρ; its lower end is ρ.
 constexpr double spectrum_top(bool adaptive, double rho) { return adaptive ? 1 + rho : 1; }
 

@@ -205,12 +205,10 @@ class Gka final : public Mixer {
                           .decay_keys = config_.use_forgetting_gate_kk,
                           .initial_state = {.h = h, .u = call.take()},
                           .output_final_state = call.wants_state(),
+                          .output_certainty = call.inference().certainty != nullptr,
                           .cu_seqlens = call.sequences().cu_seqlens()};
-    if (call.inference().certainty != nullptr) {
-      call.inference().certainty->push_back(
-          explained(q, gated_kalmanet_report(q, k, v, g.log_decay, g.beta, g.alpha, options)));
-    }
     const auto result = gated_kalmanet(q, k, v, g.log_decay, g.beta, g.alpha, options);
+    if (options.output_certainty) call.inference().certainty->push_back(result.certainty.mean(-1));
     call.give(result.final_state.h);
     call.give(result.final_state.u);
     return result.o;
@@ -220,36 +218,23 @@ class Gka final : public Mixer {
                        Call& call) const {
     const auto h = call.take(), u = call.take();
     const auto& inference = call.inference();
-    if (inference.certainty != nullptr) {
-      const auto token = [](const at::Tensor& t) { return t.defined() ? t.unsqueeze(1) : t; };
-      const auto report =
-          gated_kalmanet_report(token(q), token(k), token(v), token(g.log_decay), token(g.beta), token(g.alpha),
-                                {.scale = scale_,
-                                 .ridge = config_.ridge_strength,
-                                 .iterations = inference.iterations.value_or(config_.num_iter),
-                                 .solver = config_.solver_type,
-                                 .ridge_mode = config_.ridge_mode,
-                                 .decay_keys = config_.use_forgetting_gate_kk,
-                                 .initial_state = {.h = call.read(h, q.size(0)), .u = call.read(u, q.size(0))}});
-      inference.certainty->push_back(explained(token(q), report).squeeze(1));
-    }
     std::variant<std::int64_t, at::Tensor> iterations = inference.iterations.value_or(config_.num_iter);
     if (inference.iterations_each.defined()) iterations = inference.iterations_each;
-    return gated_kalmanet_step(q, k, v, g.log_decay, g.beta, g.alpha,
-                               {.state = {.h = h, .u = u},
-                                .state_indices = call.slots(),
-                                .scale = scale_,
-                                .ridge = config_.ridge_strength,
-                                .iterations = iterations,
-                                .solver = config_.solver_type,
-                                .ridge_mode = config_.ridge_mode,
-                                .decay_keys = config_.use_forgetting_gate_kk});
-  }
-
-  /// The share of each query that lies in what was written: qᵀHx = ‖q‖² − λ q·x, over ‖q‖²; the mean over heads.
-  static at::Tensor explained(const at::Tensor& q, const Report& report) {
-    const auto length = q.to(at::kDouble).square().sum(-1).clamp_min(1e-30);
-    return (1 - report.ridge * report.variance / length).mean(-1);
+    const auto certainty = inference.certainty != nullptr
+                               ? at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kDouble))
+                               : at::Tensor();
+    const auto o = gated_kalmanet_step(q, k, v, g.log_decay, g.beta, g.alpha,
+                                       {.state = {.h = h, .u = u},
+                                        .state_indices = call.slots(),
+                                        .scale = scale_,
+                                        .ridge = config_.ridge_strength,
+                                        .iterations = iterations,
+                                        .solver = config_.solver_type,
+                                        .ridge_mode = config_.ridge_mode,
+                                        .decay_keys = config_.use_forgetting_gate_kk,
+                                        .certainty = certainty});
+    if (certainty.defined()) inference.certainty->push_back(certainty.mean(-1));
+    return o;
   }
 
   /// x = Pᵀ solve(Ĥ + λ̂I, P q). There is no step of the solve alone: one token is a sequence of one.

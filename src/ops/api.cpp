@@ -88,10 +88,12 @@ at::Tensor state(const Call& a, const at::Tensor& result) {
 
 Result gated_kalmanet(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_decay,
                       const at::Tensor& beta, const at::Tensor& alpha, const Options& options) {
-  static const Operator<MemoryCall> op("gated_kalmanet");
+  static const Operator<MemoryCall> learning("gated_kalmanet"), certain("gated_kalmanet_certainty");
   const auto a = inputs(q, k, v, log_decay, beta, alpha, options);
-  const auto results = op(a);
-  return {.o = results[0], .final_state = {.h = state(a, results[1]), .u = state(a, results[2])}};
+  const auto results = options.output_certainty ? certain(a) : learning(a);
+  return {.o = results[0],
+          .final_state = {.h = state(a, results[1]), .u = state(a, results[2])},
+          .certainty = options.output_certainty ? results[3] : at::Tensor()};
 }
 
 at::Tensor gated_kalmanet_step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -105,6 +107,7 @@ at::Tensor gated_kalmanet_step(const at::Tensor& q, const at::Tensor& k, const a
   a.h = options.state.h;
   a.u = options.state.u;
   a.state_indices = options.state_indices;
+  a.certainty = options.certainty;
   if (const auto* number = std::get_if<std::int64_t>(&options.iterations)) {
     a.iterations = *number;
   } else {

@@ -58,6 +58,7 @@ constexpr Field<MemoryCall> kMemoryFields[] = {
     {"u", &MemoryCall::u},
     {"state_indices", &MemoryCall::state_indices},
     {"iterations_per_sequence", &MemoryCall::iterations_per_sequence},
+    {"certainty", &MemoryCall::certainty},
 };
 
 constexpr Field<ConvCall> kConvFields[] = {

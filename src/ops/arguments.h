@@ -43,6 +43,7 @@ struct MemoryCall {
 
   // The step.
   at::Tensor h, u, state_indices, iterations_per_sequence;
+  at::Tensor certainty;  // written
 };
 
 /// The inputs that have a gradient, in the order in which gated_kalmanet_backward returns them.

@@ -232,7 +232,7 @@ void mark_states_changed(const c10::OperatorHandle& op, torch::jit::Stack* stack
   const auto values = torch::jit::last(*stack, formals.size());
   for (std::size_t i = 0; i < formals.size(); ++i) {
     const auto* alias = formals[i].alias_info();
-    if (alias != nullptr && alias->isWrite()) changed.push_back(values[i].toTensor());
+    if (alias != nullptr && alias->isWrite() && values[i].isTensor()) changed.push_back(values[i].toTensor());
   }
   {
     at::AutoDispatchBelowADInplaceOrView below;

@@ -99,6 +99,7 @@ constexpr Rule<MemoryCall> kStepRules[] = {
     {"state u", &MemoryCall::u, "NHDV", Type::state, true},
     {"state_indices", &MemoryCall::state_indices, "B", Type::index, false, true},
     {"iterations", &MemoryCall::iterations_per_sequence, "B", Type::int32, false, true},
+    {"certainty", &MemoryCall::certainty, "BH", Type::float64},
 };
 
 std::vector<at::ScalarType> types_taken(Type type, const at::Tensor& q) {
@@ -511,6 +512,7 @@ Sizes check_step(std::string_view op, const MemoryCall& call) {
   checker.check_dim("v", 'V');
   check_in_place(op, "state h", call.h);
   check_in_place(op, "state u", call.u);
+  if (call.certainty.defined()) check_in_place(op, "certainty", call.certainty);
   check_slot_count(op, call.state_indices, checker);
   return {.batch = checker.size('B'),
           .tokens = 1,

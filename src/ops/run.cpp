@@ -140,13 +140,13 @@ kernels::Saved saved_pointers(const at::Tensor& x, const at::Tensor& norm, const
   return {.x = pointer(x), .norm = doubles(norm), .h = pointer(h), .u = pointer(u)};
 }
 
-/// What all three forward operators do: checks, room, and the kernel.
-ForwardResults forward(MemoryCall& a) {
+/// What all forward operators do: checks, room, and the kernel. `certainty`: room for it, if it is wanted.
+ForwardResults forward(MemoryCall& a, std::string_view name, at::Tensor* certainty = nullptr) {
   drop_unused(a);
-  const auto name = public_name(a.part);
   const auto options = check_options(name, a);
   const auto sizes = check_call(name, a);
   auto results = forward_room(a, sizes);
+  if (certainty != nullptr) *certainty = room(a, {sizes.batch, sizes.tokens, sizes.heads}, at::kDouble);
   if (is_meta(a)) return results;
   const auto& backend = find_backend(name, a);
   prepare(a);
@@ -157,7 +157,7 @@ ForwardResults forward(MemoryCall& a) {
                    .h = pointer(results.h),
                    .u = pointer(results.u),
                    .saved = saved_pointers(results.x, results.norm, results.h_segments, results.u_segments),
-                   .report = {}},
+                   .report = {.certainty = certainty != nullptr ? doubles(*certainty) : nullptr}},
                   a.q.device());
   return results;
 }
@@ -169,7 +169,7 @@ void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   static const Operator<MemoryCall> self(op);
   MemoryCall a = self.pop(*stack);
   a.part = part;
-  const auto results = forward(a);
+  const auto results = forward(a, public_name(part));
   stack->emplace_back(results.o);
   if (solves(part)) stack->emplace_back(results.h);
   if (remembers(part)) stack->emplace_back(results.u);
@@ -182,9 +182,17 @@ template void run_part<Part::memory>(const c10::OperatorHandle&, torch::jit::Sta
 void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   static const Operator<MemoryCall> self(op);
   MemoryCall a = self.pop(*stack);
-  const auto results = forward(a);
+  const auto results = forward(a, public_name(a.part));
   push_results(*stack,
                {results.o, results.h, results.u, results.x, results.norm, results.h_segments, results.u_segments});
+}
+
+void run_certainty(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  static const Operator<MemoryCall> self(op);
+  MemoryCall a = self.pop(*stack);
+  at::Tensor certainty;
+  const auto results = forward(a, self.name(), &certainty);
+  push_results(*stack, {results.o, results.h, results.u, certainty});
 }
 
 void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -246,6 +254,7 @@ void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                   .u = pointer(a.u),
                   .state_indices = static_cast<const std::int64_t*>(pointer(a.state_indices)),
                   .iterations = static_cast<const std::int32_t*>(pointer(a.iterations_per_sequence)),
+                  .certainty = doubles(a.certainty),
                   .options = options},
                  a.q.device());
   }

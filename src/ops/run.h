@@ -16,6 +16,7 @@ void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void run_certainty(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_report(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace gka::ops

@@ -97,7 +97,15 @@ TORCH_LIBRARY(gka, m) {
       "gated_kalmanet_step(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, "
       "Tensor? alpha=None, *, Tensor(a!) h, Tensor(b!) u, Tensor? state_indices=None, float scale=1.0, "
       "float ridge=0.02, Tensor? ridge_diagonal=None, int iterations=30, Tensor? iterations_per_sequence=None, "
-      "str solver=\"chebyshev\", str ridge_mode=\"adaptive\", bool decay_keys=True) -> Tensor o");
+      "str solver=\"chebyshev\", str ridge_mode=\"adaptive\", bool decay_keys=True, Tensor(c!)? certainty=None) "
+      "-> Tensor o");
+  // gated_kalmanet for inference, with how much of each query the memory knew.
+  m.def(
+      "gated_kalmanet_certainty(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, "
+      "Tensor? alpha=None, *, float scale=1.0, float ridge=0.02, Tensor? ridge_diagonal=None, int iterations=30, "
+      "str solver=\"chebyshev\", str ridge_mode=\"adaptive\", bool decay_keys=True, bool refine=True, "
+      "Tensor? h0=None, Tensor? u0=None, bool output_final_state=False, Tensor? cu_seqlens=None) "
+      "-> (Tensor o, Tensor h, Tensor u, Tensor certainty)");
   m.def(
       "gated_kalmanet_report(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, "
       "Tensor? alpha=None, *, float scale=1.0, float ridge=0.02, Tensor? ridge_diagonal=None, int iterations=30, "
@@ -167,6 +175,7 @@ void register_devices(torch::Library& m) {
   m.impl("gated_kalmanet_backward", boxed<run_backward>());
   m.impl("gated_kalmanet_step", boxed<run_step>());
   m.impl("gated_kalmanet_report", boxed<run_report>());
+  m.impl("gated_kalmanet_certainty", boxed<run_certainty>());
   m.impl("short_conv", boxed<run_short_conv>());
   m.impl("short_conv_backward", boxed<run_short_conv_backward>());
   m.impl("short_conv_step", boxed<run_short_conv_step>());
@@ -185,6 +194,7 @@ TORCH_LIBRARY_IMPL(gka, Autograd, m) {
   m.impl("gated_kalmanet_backward", boxed<differentiable_once>());
   m.impl("gated_kalmanet_step", boxed<refuse_gradient>());
   m.impl("gated_kalmanet_report", boxed<ignore_gradient>());
+  m.impl("gated_kalmanet_certainty", boxed<refuse_gradient>());
   m.impl("short_conv", boxed<differentiate_short_conv>());
   m.impl("short_conv_backward", boxed<differentiable_once>());
   m.impl("short_conv_step", boxed<refuse_gradient>());
@@ -202,6 +212,7 @@ void register_autocast(torch::Library& m) {
   m.impl("linear_memory", boxed<autocast<3>>());
   m.impl("gated_kalmanet_step", boxed<autocast<3>>());
   m.impl("gated_kalmanet_report", boxed<autocast<3>>());
+  m.impl("gated_kalmanet_certainty", boxed<autocast<3>>());
 }
 TORCH_LIBRARY_IMPL(gka, AutocastCPU, m) { register_autocast(m); }
 TORCH_LIBRARY_IMPL(gka, AutocastCUDA, m) { register_autocast(m); }

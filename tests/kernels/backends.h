@@ -158,7 +158,7 @@ class OnEveryBackend : public testing::TestWithParam<Backend> {
   }
   void take_step(const Step& step) const { GetParam().step(step); }
 
-  /// Room for what the backend writes: reports come from kernels in float32 or better.
+  /// Room for what the backend writes: reports, but for certainty, come from kernels in float32 or better.
   OwnedOutputs outputs(const Case& c) const { return outputs(c, c.spec().dtype); }
   OwnedOutputs outputs(const Case& c, DType dtype) const {
     OwnedOutputs out = c.outputs(dtype);

@@ -329,6 +329,7 @@ Outputs OwnedOutputs::pointers() const& {
                      .residual = numbers(residual),
                      .true_residual = numbers(true_residual),
                      .variance = numbers(variance),
+                     .certainty = numbers(certainty),
                      .x = numbers(x)}};
 }
 
@@ -341,6 +342,7 @@ std::vector<NamedArray> OwnedOutputs::named() const& {
                               {"residual", &residual},
                               {"true_residual", &true_residual},
                               {"variance", &variance},
+                              {"certainty", &certainty},
                               {"x", &x}};
   std::erase_if(all, [](const NamedArray& entry) { return !*entry.array; });
   return all;
@@ -460,8 +462,10 @@ OwnedOutputs Case::outputs(DType dtype) const {
     out.saved_h = Array(state, {segments, s.heads, s.key_dim, s.key_dim});
     out.saved_x = Array(state, {s.batch, s.tokens, s.heads, s.key_dim});
     out.saved_norm = per_token(1);
-    for (Array* array : {&out.norm, &out.ridge, &out.residual, &out.true_residual, &out.variance})
+    for (Array* array : {&out.norm, &out.ridge, &out.residual, &out.true_residual, &out.variance,
+                         &out.certainty}) {
       *array = per_token(1);
+    }
     out.x = per_token(s.key_dim);
   }
   return out;

@@ -110,7 +110,7 @@ struct NamedArray {
 /// What one backend's forward pass writes. Arrays that the problem does not have are left out.
 struct OwnedOutputs {
   Array o, h, u;
-  Array norm, ridge, residual, true_residual, variance, x;  // Report
+  Array norm, ridge, residual, true_residual, variance, certainty, x;  // Report
   Array saved_x, saved_norm, saved_h, saved_u;
 
   Outputs pointers() const&;

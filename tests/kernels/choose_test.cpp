@@ -82,6 +82,7 @@ TEST(Choice, FewIterationsAndSmallRidgesAreHoppers) {
 TEST(Choice, AReportAndFloat64OutputsAreThePlainPaths) {
   double norm = 0;
   EXPECT_EQ(choose_on(usual(), Outputs{.report = {.norm = &norm}}).path, Path::plain);
+  EXPECT_EQ(choose_on(usual(), Outputs{.report = {.certainty = &norm}}).path, Path::hopper);
   Outputs wide;
   wide.o.dtype = DType::float64;
   EXPECT_EQ(choose_on(usual(), wide).path, Path::plain);

@@ -180,6 +180,7 @@ void CudaDevice::forward(const Problem& p, const Outputs& host) {
                                .residual = m.both(r.residual, numbers),
                                .true_residual = m.both(r.true_residual, numbers),
                                .variance = m.both(r.variance, numbers),
+                               .certainty = m.both(r.certainty, numbers),
                                .x = m.both(r.x, numbers * p.key_dim)}};
   cuda::forward(m.problem(), out, m.device());
   m.finish();
@@ -223,6 +224,7 @@ void CudaDevice::step(const Step& s) {
   on_device.u = m.both(s.u, rows * s.value_dim);
   on_device.state_indices = m.in(s.state_indices, s.batch * 8);
   on_device.iterations = m.in(s.iterations, s.batch * 4);
+  on_device.certainty = m.both(s.certainty, s.batch * s.heads * 8);
   on_device.options.ridge_diagonal = m.in(s.options.ridge_diagonal, s.heads * s.key_dim * 8);
   cuda::step(on_device, m.device());
   m.finish();

@@ -79,6 +79,12 @@ class Random : public OnEveryBackend {
     if (GetParam().tensor_cores && spec.key_dim > 128) spec.key_dim -= 128;
     return seed % 3 == 0 ? suited_forward(spec) : suited(spec);
   }
+
+  /// On tensor cores certainty, a difference of numbers of order 1, has twice the error of an answer.
+  double bound_of(const std::string& name, double allowed) const {
+    if (name == "certainty") return gradients_within(allowed);
+    return name == "h" || name == "u" ? states_within(allowed) : within(allowed);
+  }
 };
 
 TEST_P(Random, ForwardAndBackwardMatchTheReference) {
@@ -97,7 +103,7 @@ TEST_P(Random, ForwardAndBackwardMatchTheReference) {
     // Residuals at convergence are rounding errors; they are compared with the reference in a test of their own.
     for (const TensorError& error : compare(got.named(), want.named())) {
       if (error.name == "residual" || error.name == "true_residual") continue;
-      worst.add(error, error.name == "h" || error.name == "u" ? states_within(allowed) : within(allowed), c);
+      worst.add(error, bound_of(error.name, allowed), c);
     }
     for (const auto& named : {got.named(), got_gradients.named()}) {
       for (const auto& [name, array] : named) {

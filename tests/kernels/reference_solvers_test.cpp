@@ -120,6 +120,7 @@ TEST(ReferenceSolvers, ReportTheirResiduals) {
     for (std::int64_t head = 0; head < spec.heads; ++head) {
       const std::int64_t t = spec.tokens - 1;  // the token whose H is the final state
       double square = 0.0, residual = 0.0, true_residual = 0.0, variance = 0.0, ridge = 0.0;
+      double unexplained = 0.0, length = 0.0;
       for (std::int64_t i = 0; i < spec.key_dim; ++i) {
         for (std::int64_t j = 0; j < spec.key_dim; ++j) square += std::pow(out.h.at(0, head, i, j), 2);
       }
@@ -133,12 +134,15 @@ TEST(ReferenceSolvers, ReportTheirResiduals) {
         residual += std::pow(miss + own * x, 2);
         variance += c.q.at(0, t, head, i) * x;
         ridge += own / static_cast<double>(spec.key_dim);
+        unexplained += c.q.at(0, t, head, i) * own * x;
+        length += std::pow(c.q.at(0, t, head, i), 2);
       }
       EXPECT_NEAR(out.norm.at(0, t, head, 0), std::sqrt(square), 1e-12);
       EXPECT_NEAR(out.ridge.at(0, t, head, 0), ridge, 1e-12);
       EXPECT_NEAR(out.residual.at(0, t, head, 0), std::sqrt(residual), 1e-12);
       EXPECT_NEAR(out.true_residual.at(0, t, head, 0), std::sqrt(true_residual), 1e-12);
       EXPECT_NEAR(out.variance.at(0, t, head, 0), variance, 1e-12);
+      EXPECT_NEAR(out.certainty.at(0, t, head, 0), 1 - unexplained / length, 1e-12);
     }
   }
 }

@@ -52,8 +52,8 @@ std::vector<StepCase> step_cases() {
 }
 
 struct Stepped {
-  Array o, h, u;
-  std::vector<NamedArray> named() const { return {{"o", &o}, {"h", &h}, {"u", &u}}; }
+  Array o, h, u, certainty;
+  std::vector<NamedArray> named() const { return {{"o", &o}, {"h", &h}, {"u", &u}, {"certainty", &certainty}}; }
 };
 
 void clear(Stepped& stepped) {
@@ -67,7 +67,8 @@ Stepped run_step(const StepCase& c, const Case& inputs, Run&& run, Change&& chan
   const std::int64_t pool = c.slots.empty() ? c.spec.batch : 8;
   Stepped result{.o = inputs.outputs().o,
                  .h = Array(DType::float32, {pool, c.spec.heads, c.spec.key_dim, c.spec.key_dim}),
-                 .u = Array(DType::float32, {pool, c.spec.heads, c.spec.key_dim, c.spec.value_dim})};
+                 .u = Array(DType::float32, {pool, c.spec.heads, c.spec.key_dim, c.spec.value_dim}),
+                 .certainty = Array(DType::float64, {c.spec.batch, 1, c.spec.heads, 1})};
   clear(result);
   for (std::int64_t b = 0; b < c.spec.batch; ++b) {
     const std::int64_t slot = c.slots.empty() ? b : c.slots[static_cast<std::size_t>(b)];
@@ -78,6 +79,7 @@ Stepped run_step(const StepCase& c, const Case& inputs, Run&& run, Change&& chan
   Step step = step_at(inputs.problem(), 0, result.o.view(), result.h.data(), result.u.data());
   if (!c.slots.empty()) step.state_indices = c.slots.data();
   if (!c.iterations.empty()) step.iterations = c.iterations.data();
+  step.certainty = static_cast<double*>(result.certainty.data());
   run(step);
   return result;
 }
@@ -106,6 +108,7 @@ TEST_P(Steps, MatchTheReferenceAtTheSizesOfDecoding) {
     expect_close(got.o, want.o, rounding, "o of " + inputs.describe());
     expect_close(got.h, want.h, 1e-6, "h of " + inputs.describe());
     expect_close(got.u, want.u, 1e-6, "u of " + inputs.describe());
+    expect_close(got.certainty, want.certainty, 2e-5, "certainty of " + inputs.describe());
   }
 }
 

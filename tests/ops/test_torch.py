@@ -35,6 +35,12 @@ def opcheck_calls():
         "linear_memory": (ops.linear_memory, tensors[:5], {"u0": case["u0"], "output_final_state": True}),
         "report": (ops.gated_kalmanet_report, tensors, state),
         "step": (ops.gated_kalmanet_step, step, {"h": pool["h"][:2], "u": pool["u"][:2]}),
+        "certainty": (ops.gated_kalmanet_certainty, plain, {**{n: t.detach() for n, t in state.items()}}),
+        "step with certainty": (
+            ops.gated_kalmanet_step,
+            step,
+            {"h": pool["h"][:2], "u": pool["u"][:2], "certainty": torch.zeros(2, 2, dtype=torch.float64)},
+        ),
         "step in a pool": (ops.gated_kalmanet_step, step, {**pool, **chosen}),
     }
 

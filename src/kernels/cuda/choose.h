@@ -81,7 +81,7 @@ inline const char* why_not(const Problem& p) {
 }
 inline const char* why_not(const Problem& p, const Outputs& out) {
   if (const char* why = why_not(p); *why != 0) return why;
-  if (out.report.wanted()) return "the Hopper kernels write no report";
+  if (out.report.examines()) return "the Hopper kernels report certainty only";
   if (out.o.dtype == DType::float64) return "the Hopper kernels write no float64";
   return "";
 }

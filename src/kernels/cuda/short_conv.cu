@@ -452,9 +452,13 @@ std::int64_t blocks_for(std::int64_t threads) { return (threads + kThreads - 1) 
 
 template <typename T, int kGroup, int kWidth>
 void forward_as(const ShortConv& k, const ShortConvOutputs& out, const Device& device) {
-  const Cut cut = cut_of(k);
-  launch(convolve_runs<T, kGroup, kWidth>, (cut.runs * cut.groups + kWarps - 1) / kWarps, 0, device.stream, k, out.y,
-         cut);
+  if (vectors::takes(k, {&k.x, &out.y})) {
+    vectors::forward(k, out.y, device);
+  } else {
+    const Cut cut = cut_of(k);
+    launch(convolve_runs<T, kGroup, kWidth>, (cut.runs * cut.groups + kWarps - 1) / kWarps, 0, device.stream, k, out.y,
+           cut);
+  }
   const std::int64_t numbers = given(out.final_state) ? k.sequences * k.channels * (k.width - 1) : 0;
   launch(write_final_states<T>, blocks_for(numbers), 0, device.stream, k, out.final_state);
 }
@@ -502,16 +506,13 @@ void with_shape(const ShortConv& k, const Device& device, Body&& body) {
 }  // namespace
 
 void short_conv(const ShortConv& conv, const ShortConvOutputs& outputs, const Device& device) {
-  if (!given(outputs.final_state) && vectors::takes(conv, {&conv.x, &outputs.y})) {
-    return vectors::forward(conv, outputs.y, device);
-  }
   with_shape(conv, device,
              [&]<typename S>(S) { forward_as<typename S::Number, S::kGroup, S::kWidth>(conv, outputs, device); });
 }
 
 void short_conv_backward(const ShortConv& conv, const ShortConvGradients& gradients, const Device& device) {
   if (given(gradients.d_x) && !given(gradients.d_final_state) && !given(gradients.d_bias) &&
-      vectors::takes(conv, {&conv.x, &gradients.d_y, &gradients.d_x})) {
+      !given(conv.initial_state) && vectors::takes(conv, {&conv.x, &gradients.d_y, &gradients.d_x})) {
     return vectors::backward(conv, gradients, device);
   }
   with_shape(conv, device,

@@ -1,4 +1,4 @@
-// The short convolution where it is plain: width 4, SiLU, every row one sequence from its start, no states. Then a lane
+// The short convolution where it is plain: width 4, SiLU, every row one sequence; backward without states. Then a lane
 // takes four neighbouring channels in one load, and the last four inputs lie in a ring of registers: token t in place t
 // mod 4, in a loop over four tokens a matter of names. A warp walks a run of tokens of kLanes · 4 channels; the lanes
 // of a head stand side by side. What comes next is on its way into shared memory, each lane's own numbers to a place of
@@ -15,7 +15,7 @@ namespace gka::kernels::cuda::vectors {
 
 inline constexpr int kTaps = 4, kOwn = 4;       // channels of a lane
 inline constexpr int kGroup = kLanes * kOwn;    // channels of a warp
-inline constexpr std::int64_t kRunTokens = 64;  // of a warp
+inline constexpr std::int64_t kRunTokens = 64;  // of a warp, at most
 inline constexpr int kPast = kTaps - 1;         // inputs before a token that it sees
 
 // Backward, where a thread needs many registers, two small blocks of a multiprocessor rather than a large one: while
@@ -25,16 +25,26 @@ inline constexpr int kBackBlock = kThreads > 256 ? 256 : kThreads, kBackWarps = 
 using Quad = Numbers<kOwn>;
 
 struct Cut {
-  std::int64_t groups, runs_per_row, runs;
-  int head_lanes;  // of a head; 0: no norm
+  std::int64_t groups, run, runs_per_row, runs;  // run: tokens
+  int head_lanes;                                // of a head; 0: no norm
 };
 
-inline Cut cut_of(const ShortConv& k) {
-  const std::int64_t runs_per_row = (k.tokens + kRunTokens - 1) / kRunTokens;
+inline Cut cut_of(const ShortConv& k, std::int64_t run = kRunTokens) {
+  const std::int64_t runs_per_row = (k.tokens + run - 1) / run;
   return {.groups = (k.channels + kGroup - 1) / kGroup,
+          .run = run,
           .runs_per_row = runs_per_row,
           .runs = k.batch * runs_per_row,
           .head_lanes = k.l2_norm == L2Norm::none ? 0 : static_cast<int>(k.head_dim / kOwn)};
+}
+
+/// Forward, where a run costs no more than its first three inputs: shorter ones for a few sequences, as a prompt's
+/// piece is, so that they find every multiprocessor.
+inline Cut forward_cut(const ShortConv& k) {
+  constexpr std::int64_t kShortest = 16, kBusy = 4096;  // warps
+  std::int64_t run = kRunTokens;
+  while (run > kShortest && k.batch * (k.tokens / run) * (k.channels / kGroup) < kBusy) run /= 2;
+  return cut_of(k, run);
 }
 
 /// What a warp works on: tokens begin … end − 1 of a row, and of them this lane's channels.
@@ -44,8 +54,8 @@ struct Task {
 };
 
 __device__ inline Task task_of(const ShortConv& k, const Cut& cut, std::int64_t run, std::int64_t group) {
-  const std::int64_t begin = run % cut.runs_per_row * kRunTokens, channel = group * kGroup + lane() * kOwn;
-  return {run / cut.runs_per_row, begin, min(begin + kRunTokens, k.tokens), channel, channel < k.channels};
+  const std::int64_t begin = run % cut.runs_per_row * cut.run, channel = group * kGroup + lane() * kOwn;
+  return {run / cut.runs_per_row, begin, min(begin + cut.run, k.tokens), channel, channel < k.channels};
 }
 
 /// An array along a task's tokens, of which 0 is its first; numbers outside the row are 0.
@@ -162,6 +172,17 @@ __device__ __forceinline__ Scale scale_of(const ShortConv& k, float squares) {
   return {by, length > 0 ? by * by * inverse_as<kType>(length) : 0.0f};
 }
 
+/// Input `back` tokens before a row's first one, from the state that came in.
+__device__ __forceinline__ Quad read_state(const ShortConv& k, const Task& task, int back) {
+  Quad numbers{};
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const std::int64_t at = (task.row * k.channels + task.channel + i) * kPast + kPast - back;
+    if (task.mine) numbers.x[i] = gka::kernels::cuda::read<float>(k.initial_state, at);
+  }
+  return numbers;
+}
+
 template <DType kType, Heads kHeads>
 __global__ void __launch_bounds__(kThreads, 2)
     convolve_runs(const __grid_constant__ ShortConv k, const View y, const Cut cut) {
@@ -178,7 +199,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   Quad ring[kTaps];
 #pragma unroll
-  for (int j = 1; j < kTaps; ++j) ring[j] = from.read(j - kTaps);
+  for (int j = 1; j < kTaps; ++j) {
+    ring[j] = task.begin == 0 && given(k.initial_state) ? read_state(k, task, kTaps - j) : from.read(j - kTaps);
+  }
   for (int t = 0; t < count; t += kTaps) {
     wait_for_groups_but<Coming<kType>::kGroups - 1>();
 #pragma unroll
@@ -332,7 +355,7 @@ inline bool takes(const ShortConv& k, std::initializer_list<const View*> views) 
     if (view->token_stride > (std::int64_t{1} << 23)) return false;
   }
   return k.width == kTaps && k.activation == Activation::silu && k.channels % kOwn == 0 && k.cu_seqlens == nullptr &&
-         !given(k.bias) && !given(k.initial_state) && whole_heads && in_vectors<kOwn>(k.x.dtype, views);
+         !given(k.bias) && whole_heads && in_vectors<kOwn>(k.x.dtype, views);
 }
 
 template <Heads kHeads_>
@@ -352,7 +375,7 @@ void with_heads(const ShortConv& k, const Cut& cut, Body&& body) {
 
 inline void forward(const ShortConv& k, const View& y, const Device& device) {
   const CurrentDevice current(device.index);
-  const Cut cut = cut_of(k);
+  const Cut cut = forward_cut(k);
   with_heads(k, cut, [&]<typename Type, typename As>(Type, As) {
     launch_blocks_of<kThreads>(convolve_runs<Type::type, As::kHeads>, (cut.runs * cut.groups + kWarps - 1) / kWarps,
                                kWarps * Coming<Type::type>::kBytes, device.stream, k, y, cut);

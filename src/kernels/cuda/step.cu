@@ -48,16 +48,33 @@ __device__ void sum_columns(int rows, int columns, T* parts, Term&& term, Finish
   });
 }
 
+/// Of a token whose solve left x̃ in x, or none.
+template <typename T>
+__device__ void write_certainty(double* to, const T* q, const T* x, int dim, double sigma, double rho) {
+  alone([&] {
+    double dots = 0, squares = 0;
+    for (int i = 0; i < dim; ++i) {
+      dots += static_cast<double>(q[i]) * static_cast<double>(x[i]);
+      squares += static_cast<double>(q[i]) * static_cast<double>(q[i]);
+    }
+    *to = sigma != sigma ? sigma : certainty_of(sigma, rho * dots, squares);
+  });
+}
+
 /// x̃ into w.first or w.second; which one comes back in x. Returns σ (0: nothing to solve).
 template <typename T>
 __device__ double solve_token(const Options& options, const T* h, int dim, std::int64_t iterations, StepWorkspace<T>& w,
-                              T*& x) {
+                              T*& x, double* certainty) {
   const double f = frobenius(h, static_cast<std::int64_t>(dim) * dim);
   const bool adaptive = options.ridge_mode == RidgeMode::adaptive, ahead = options.solver == Solver::nesterov;
   const SystemScale scales =
       system_scale(options, f, 1, static_cast<double>(std::numeric_limits<T>::max()), /*lost=*/false);
   const double sigma = scales.sigma, rho = scales.rho;
-  if (sigma == 0) return f != f ? f : 0;
+  if (sigma == 0) {
+    const double none = f != f ? f : 0;
+    if (certainty != nullptr) write_certainty(certainty, w.q, w.q, dim, none, 0);
+    return none;
+  }
   Schedule schedule(options.solver, spectrum_top(adaptive, rho), rho);
   const T start = static_cast<T>(schedule.start().s), scale = static_cast<T>(sigma), ridge = static_cast<T>(rho);
   T* now = w.first;
@@ -82,6 +99,7 @@ __device__ double solve_token(const Options& options, const T* h, int dim, std::
     now = done;
   }
   x = now;
+  if (certainty != nullptr) write_certainty(certainty, w.q, x, dim, sigma, rho);
   return sigma;
 }
 
@@ -112,7 +130,8 @@ __global__ void __launch_bounds__(kThreads) step_directly(const __grid_constant_
       w.h[e] = pool[e] = (key_gamma == 0 ? T{0} : key_gamma * pool[e]) + written;
     });
     T* x = w.first;
-    const double sigma = solve_token(s.options, w.h, dim, iterations_of(s, b), w, x);
+    const double sigma = solve_token(s.options, w.h, dim, iterations_of(s, b), w, x,
+                                     s.certainty != nullptr ? s.certainty + task : nullptr);
 
     // U ← γU + βkvᵀ and o = s Uᵀ(q + α(x − q)) in one pass over U, with σU and x̃, not U and σx̃: see recall.cuh.
     T* u = static_cast<T*>(s.u) + at * s.key_dim * s.value_dim;
@@ -178,7 +197,7 @@ void step_as(const Step& s, const Device& device) {
                   .beta = s.beta,
                   .alpha = s.alpha,
                   .options = s.options};
-  const Outputs out{.o = s.o};
+  const Outputs out{.o = s.o, .report = {.certainty = s.certainty}};
   const Sizes sizes = sizes_of(p);
   const Grid grid = plan_grid<ForwardWorkspace<T>>(step_as_chunks<T>, tasks, device,
                                                    [&](auto& w, Arena& arena) { w.allocate(arena, sizes, p.options); });

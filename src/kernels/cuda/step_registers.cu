@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/thread_block.cuh"
 #include "kernels/schedule.h"
+#include "kernels/system_scale.h"
 
 namespace gka::kernels::cuda {
 namespace {
@@ -277,6 +278,15 @@ __global__ void __launch_bounds__(kBlock, 2)
     const float from_x = solved ? static_cast<float>(alpha) : 0.0f;
     const float from_q = static_cast<float>((1 - alpha) * (solved ? f : 1));
     room.z[row] = (from_x != 0 ? from_x * now : 0.0f) + (from_q != 0 ? from_q * q : 0.0f);
+  }
+  if (s.certainty != nullptr) {
+    const bool counts = Tile<kDim>::speaks();
+    const float dots = sum_block(counts && solved ? q * now : 0.0f, room.parts);
+    sync();  // `parts` is read before it is written again
+    const float squares = sum_block(counts ? q * q : 0.0f, room.parts);
+    if (t == 0) {
+      s.certainty[block()] = f != f ? f : certainty_of(solved ? sigma : 0, static_cast<double>(ridge * dots), squares);
+    }
   }
   sync();
   write_and_read_values<kDim, kValues>(s, b, head, room, staged, u, gamma, sigma, f);

@@ -43,7 +43,7 @@ __device__ __noinline__ void write_report(const Problem& p, const Report& report
     const std::int64_t token = (b * p.tokens + t + c) * p.heads + head;
     const double sigma = w.op.sigma[c];
     const bool lost = w.op.lost[c] != 0;
-    double with_ridge = 0, without = 0, variance = 0, mean_ridge = 0;
+    double with_ridge = 0, without = 0, variance = 0, mean_ridge = 0, unexplained = 0, squares = 0;
     for (int i = 0; i < dim; ++i) {
       const int at = i * kStride + c;
       const T difference = applied[at] - w.chunk.q[at];
@@ -53,6 +53,8 @@ __device__ __noinline__ void write_report(const Problem& p, const Report& report
       with_ridge += full * full;
       without += plain * plain;
       variance += q * x * sigma;
+      unexplained += q * ridge * x;
+      squares += q * q;
       mean_ridge += ridge / dim;
       if (report.x != nullptr) report.x[token * dim + i] = lost ? not_a_number() : x * sigma;
     }
@@ -67,6 +69,7 @@ __device__ __noinline__ void write_report(const Problem& p, const Report& report
     put(report.residual, sqrt(with_ridge));
     put(report.true_residual, sqrt(without));
     put(report.variance, variance);
+    put(report.certainty, certainty_of(sigma, unexplained, squares));
   });
 }
 

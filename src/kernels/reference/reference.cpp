@@ -6,6 +6,7 @@
 #include "kernels/problem.h"
 #include "kernels/reference/element.h"
 #include "kernels/reference/gradients.h"
+#include "kernels/system_scale.h"
 
 namespace gka::kernels::reference {
 namespace {
@@ -97,11 +98,15 @@ void report_token(const Report& report, std::int64_t index, const Matrix& h, con
   write_number(report.norm, index, solved.norm);
   write_number(report.ridge, index, solved.ridge);
   write_number(report.true_residual, index, norm(miss));
+  double unexplained = 0;  // q · Λx
   for (std::size_t i = 0; i < x.size(); ++i) {
-    miss[i] += (settings.ridge_diagonal.empty() ? solved.ridge : settings.ridge_diagonal[i]) * x[i];
+    const double ridge = settings.ridge_diagonal.empty() ? solved.ridge : settings.ridge_diagonal[i];
+    miss[i] += ridge * x[i];
+    unexplained += q[i] * ridge * x[i];
   }
   write_number(report.residual, index, norm(miss));
   write_number(report.variance, index, dot(q, x));
+  write_number(report.certainty, index, certainty_of(solved.norm, unexplained, dot(q, q)));
   if (report.x != nullptr) {
     std::copy(x.begin(), x.end(), report.x + index * static_cast<std::int64_t>(x.size()));
   }
@@ -196,7 +201,7 @@ void step(const Step& s) {
       const Token token = read_token(s, at);
       Memory memory = read_memory(s, s.h, s.u, dtype, state);
       remember(memory, token, s.options);
-      write(s.o, at, output(token, memory, settings, {}, 0));
+      write(s.o, at, output(token, memory, settings, {.certainty = s.certainty}, b * s.heads + head));
       if (s.options.part != Part::memory) write_state(s.h, dtype, state, memory.h);
       if (s.options.part != Part::solve) write_state(s.u, dtype, state, memory.u);
     }

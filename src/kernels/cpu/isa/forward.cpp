@@ -40,7 +40,7 @@ void write_report(const Problem& p, const Report& report, Workspace<T>& w, std::
   for (int c = 0; c < w.chunk.len; ++c) {
     const std::int64_t token = (b * p.tokens + t + c) * p.heads + head;
     const double sigma = w.op.sigma[c];
-    double with_ridge = 0, without = 0, variance = 0, mean_ridge = 0;
+    double with_ridge = 0, without = 0, variance = 0, mean_ridge = 0, unexplained = 0, squares = 0;
     for (int i = 0; i < dim; ++i) {
       const double x = w.x[i * lanes + c], plain = residual[i * lanes + c], q = w.chunk.q[i * lanes + c];
       const double ridge = w.op.diagonal ? static_cast<double>(w.op.ridge_row[i]) : w.op.rho[c];
@@ -48,6 +48,8 @@ void write_report(const Problem& p, const Report& report, Workspace<T>& w, std::
       with_ridge += full * full;
       without += plain * plain;
       variance += q * x * sigma;
+      unexplained += q * ridge * x;
+      squares += q * q;
       mean_ridge += ridge / dim;
       if (report.x != nullptr) report.x[token * dim + i] = x * sigma;
     }
@@ -64,6 +66,7 @@ void write_report(const Problem& p, const Report& report, Workspace<T>& w, std::
     put(report.residual, std::sqrt(with_ridge));
     put(report.true_residual, std::sqrt(without));
     put(report.variance, variance);
+    put(report.certainty, certainty_of(sigma, unexplained, squares));
     for (int i = 0; lost && report.x != nullptr && i < dim; ++i) report.x[token * dim + i] = nan;
   }
 }

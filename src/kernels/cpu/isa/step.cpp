@@ -83,16 +83,30 @@ const T* write_key(const Step& s, Workspace<T>& w, T* h, int& ld) {
   return w.h;
 }
 
+template <typename T>
+double certainty_of(const Token<T>& t, int dim, double sigma, double rho) {
+  double dots = 0, squares = 0;
+  for (int i = 0; i < dim; ++i) {
+    dots += static_cast<double>(t.q[i]) * static_cast<double>(t.x[i]);
+    squares += static_cast<double>(t.q[i]) * static_cast<double>(t.q[i]);
+  }
+  return kernels::certainty_of(sigma, rho * dots, squares);
+}
+
 /// x̃ into t.x; returns σ (0: nothing to solve, x̃ = 0).
 template <typename T>
-double solve_token(const Step& s, const T* h, int ld, std::int64_t iterations, Token<T>& t) {
+double solve_token(const Step& s, const T* h, int ld, std::int64_t iterations, Token<T>& t, double* certainty) {
   const int dim = static_cast<int>(s.key_dim);
   const double f = frobenius(h, dim, ld);
   const bool adaptive = s.options.ridge_mode == RidgeMode::adaptive;
   const SystemScale scales =
       system_scale(s.options, f, 1, static_cast<double>(std::numeric_limits<T>::max()), /*lost=*/false);
   const double sigma = scales.sigma, rho = scales.rho;
-  if (sigma == 0) return std::isnan(f) ? f : 0;
+  if (sigma == 0) {
+    const double none = std::isnan(f) ? f : 0;
+    if (certainty != nullptr) *certainty = none;
+    return none;
+  }
   Schedule schedule(Solver::chebyshev, spectrum_top(adaptive, rho), rho);
   const T start = static_cast<T>(schedule.start().s), scale = static_cast<T>(sigma), ridge = static_cast<T>(rho);
   T* now = t.x;
@@ -109,6 +123,7 @@ double solve_token(const Step& s, const T* h, int ld, std::int64_t iterations, T
     std::swap(now, before);
   }
   if (now != t.x) std::memcpy(t.x, now, sizeof(T) * dim);
+  if (certainty != nullptr) *certainty = certainty_of(t, dim, sigma, rho);
   return sigma;
 }
 
@@ -155,7 +170,8 @@ void step_directly(const Step& s, const Executor& executor) {
     read_token(s, b, head, w.token);
     int ld = 0;
     const T* h = write_key(s, w, static_cast<T*>(s.h) + at * s.key_dim * s.key_dim, ld);
-    const double sigma = solve_token(s, h, ld, iterations_of(s, b), w.token);
+    const double sigma = solve_token(s, h, ld, iterations_of(s, b), w.token,
+                                     s.certainty != nullptr ? s.certainty + task : nullptr);
     write_and_read_values(s, b, head, sigma, static_cast<T*>(s.u) + at * s.key_dim * s.value_dim, w.token);
   });
 }
@@ -189,6 +205,7 @@ void step_as_chunks(const Step& s, const Executor& executor) {
     out.o = row(s.o);
     out.h = h;
     out.u = u;
+    if (s.certainty != nullptr) out.report.certainty = s.certainty + b * s.heads;
     forward(p, out, executor);
   }
 }

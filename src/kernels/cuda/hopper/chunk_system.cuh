@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/hopper/chunk_h.cuh"
 #include "kernels/cuda/hopper/schedule.h"
+#include "kernels/system_scale.h"
 
 namespace gka::kernels::cuda::hopper {
 
@@ -19,6 +20,7 @@ struct SolveCall {
   // and behind it, of refined chunks, what float16 lost.
   uint4* z = nullptr;        // [slots, heads, 2, D/16, threads]
   float* z_scale = nullptr;  // [slots, heads, 64]
+  double* certainty = nullptr;  // as Report has it
   // Without kReads: x goes there of refined chunks only, and of the others as a float16 tile, each row divided by a
   // power of two: NaN for a row that is not finite, in place of which the tile has 0.
   char* tiles = nullptr;       // [slots, heads]

@@ -77,7 +77,8 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
   const SolveCall queries{.rhs = p.q,
                           .x = static_cast<float*>(out.saved.x),
                           .z = allocate<uint4>(device, slots * D / 8 * kWarpgroup),
-                          .z_scale = allocate<float>(device, slots * kChunk)};
+                          .z_scale = allocate<float>(device, slots * kChunk),
+                          .certainty = out.report.certainty};
   start_solve<D, true>(p, cut.plan, call.h.chunks, queries, device, systems);
   const OutputCall output{.o = out.o,
                           .systems = systems,

@@ -336,6 +336,32 @@ __device__ __forceinline__ void finish_x(float (&u1)[D / 2], const float (&unsca
   for (int n = 0; n < D / 2; ++n) u1[n] = u1[n] * factor[n / 2 % 2] + nothing[n / 2 % 2];
 }
 
+/// 1 − q·ρx̃/‖q‖² of this thread's rows, `to` those of the chunk's tokens, `heads` apart.
+template <int D>
+__device__ __forceinline__ void write_certainty(const float (&u1)[D / 2], const SystemRows& rows, const uint4* query,
+                                                double ridge, double* to, std::int64_t heads) {
+  float dots[2] = {0, 0}, squares[2] = {0, 0};
+#pragma unroll
+  for (int n = 0; n < D / 2; n += 8) {
+    const uint4 words = query[n / 8 * kWarpgroup];
+    const std::uint32_t of_q[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 q_at = unpack_half(of_q[w]);
+      dots[w % 2] += q_at.x * u1[n + 2 * w] + q_at.y * u1[n + 2 * w + 1];
+      squares[w % 2] += q_at.x * q_at.x + q_at.y * q_at.y;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int c = own_row() + 8 * i;
+    const float by = rows.factor[c], dot = add_quad(dots[i]), square = add_quad(squares[i]) * rows.unscale[c];
+    if (lane() % 4 == 0 && c < rows.chunk.length) {
+      to[c * heads] = by != by ? by : certainty_of(by, ridge * static_cast<double>(dot), static_cast<double>(square));
+    }
+  }
+}
+
 /// z = q + α (x − q) in place of x; `top` gets the largest number of this thread's part of either row.
 template <int D>
 __device__ __forceinline__ void mix_with_query(float (&u1)[D / 2], float (&top)[2], const float (&unscale)[2],
@@ -472,6 +498,10 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 3 : 2)
       });
     }
     if constexpr (kReads) {
+      if (call.certainty != nullptr && !empty) {
+        const std::int64_t first = (rows.chunk.batch * p.tokens + rows.chunk.begin) * p.heads + task % p.heads;
+        write_certainty<D>(u1, rows, refined ? own.rhs : rhs, p.options.ridge, call.certainty + first, p.heads);
+      }
       float top[2] = {0, 0};
       mix_with_query<D>(u1, top, unscale, rows, refined ? own.rhs : rhs);
       sync();  // nobody reads the rows any more
