@@ -15,11 +15,12 @@ from sweep import Results  # noqa: E402
 Runs = dict[str, list[dict]]
 
 
-def by_variant(results: Results, variants: dict) -> dict[tuple[str, str], Runs]:
-    """(size, corpus) and variant to its seeds."""
-    groups: dict[tuple[str, str], Runs] = {}
+def by_variant(results: Results, variants: dict) -> dict[tuple[str, str, int], Runs]:
+    """(size, corpus, tokens) and variant to its seeds."""
+    groups: dict[tuple[str, str, int], Runs] = {}
     for result in results.values():
-        groups.setdefault((result["size"], result["corpus"]), {}).setdefault(result["variant"], []).append(result)
+        group = result["size"], result["corpus"], result["tokens"]
+        groups.setdefault(group, {}).setdefault(result["variant"], []).append(result)
     return {group: {name: runs[name] for name in variants if name in runs} for group, runs in sorted(groups.items())}
 
 
@@ -27,10 +28,12 @@ def row(title: str, runs: list[dict]) -> list[str]:
     held = [run["measures"]["held_out"] for run in runs if "measures" in run]
     kinds = [kind for kind in (held[0]["kind"] if held else {}) if kind != "seen"]
     highest = max(point[2] for run in runs for point in run["curve"])
+    losses = [number(average(held, lambda h: h["all"]["loss"]))] if held else []
     return [
         title,
         str(len(runs)),
-        number(average(held, lambda h: h["all"]["loss"])),
+        number(average(runs, lambda r: r["valid_loss"])),
+        *losses,
         *(number(average(held, lambda h, k=k: h["kind"][k]["loss"])) for k in kinds),
         f"{highest:.1f}",
         f"{average(runs, lambda r: r['tokens_per_second']) / 1e3:,.0f}k",
@@ -38,9 +41,11 @@ def row(title: str, runs: list[dict]) -> list[str]:
 
 
 def table(runs: Runs, variants: dict) -> str:
-    first = next(run for many in runs.values() for run in many if "measures" in run)
-    kinds = [kind for kind in first["measures"]["held_out"]["kind"] if kind != "seen"]
-    header = ["variant", "seeds", "loss", *kinds, "longest gradient", "tokens/s"]
+    """Runs of one group are all measured, or none is (--loss-only)."""
+    measured = [run["measures"] for many in runs.values() for run in many if "measures" in run]
+    kinds = [kind for kind in measured[0]["held_out"]["kind"] if kind != "seen"] if measured else []
+    losses = ["held-out loss", *kinds] if measured else []
+    header = ["variant", "seeds", "loss at the end of training", *losses, "longest gradient", "tokens/s"]
     return markdown(header, [row(variants[name].title, many) for name, many in runs.items()])
 
 
@@ -50,8 +55,10 @@ def inference_alone(runs: Runs) -> str:
     for run in runs.get("base", []):
         for count, held in run.get("measures", {}).get("iterations", {}).items():
             rows.append([count, str(run["seed"]), number(held["all"]["loss"], 4)])
+        if "measures" not in run:
+            continue
         rows.append(["30 (its own)", str(run["seed"]), number(run["measures"]["held_out"]["all"]["loss"], 4)])
-    return markdown(["iterations at inference", "seed", "loss"], rows)
+    return markdown(["iterations at inference", "seed", "loss"], rows) if rows else ""
 
 
 def draw(runs: Runs, variants: dict, path: Path) -> None:
@@ -75,12 +82,14 @@ def draw(runs: Runs, variants: dict, path: Path) -> None:
 
 def write_report(results: Results, variants: dict, folder: Path) -> None:
     parts = ["# Results\n\nWritten by `run.py report` from `results.jsonl`.\n"]
-    for (size, corpus), runs in by_variant(results, variants).items():
+    for (size, corpus, tokens), runs in by_variant(results, variants).items():
         every = [run for many in runs.values() for run in many]
-        about = f"{every[0]['tokens'] / 1e6:.0f}M tokens, rate {every[0]['rate']:g}; {every[0]['device']}"
+        about = f"{tokens / 1e6:.0f}M tokens, rate {every[0]['rate']:g}; {every[0]['device']}"
         parts += [f"## {size}, {corpus}\n\n{about}, {max(run['date'] for run in every)}.\n", table(runs, variants)]
         parts.append(inference_alone(runs))
-        name = f"ridge-{size}-{corpus}.png"
+        if "constant" not in runs:
+            continue
+        name = f"ridge-{size}-{corpus}-{tokens // 10**6}M.png"
         write_atomically(folder / name, lambda path, runs=runs: draw(runs, variants, path))
         parts.append(f"![]({name})\n")
     write_atomically(folder / "results.md", lambda path: path.write_text("\n".join(parts)))
