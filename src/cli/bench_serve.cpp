@@ -220,6 +220,7 @@ class Bench {
   }
 
   void attempt(Measured& measured, const std::function<void()>& work) const {
+    train::reset_memory(compute_.device);  // what the one before had counts as free
     try {
       const at::NoGradGuard no_gradient;
       work();
@@ -230,7 +231,6 @@ class Bench {
     }
     measured.failure =
         is_out_of_memory(measured.failure) ? "out of memory" : measured.failure.substr(0, measured.failure.find('\n'));
-    if (!measured.failure.empty()) train::reset_memory(compute_.device);
   }
 
   infer::SchedulerOptions options_for(std::int64_t batch, std::int64_t context) const {

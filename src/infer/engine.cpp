@@ -67,18 +67,19 @@ SchedulerOptions scheduler_options(const models::Decoder& decoder, const EngineO
   pool.grows = cpu;
   pool.context = options.context > 0 ? options.context : own_context(decoder.config());
   auto bytes = sequence_bytes(decoder, pool.context);
-  const auto for_states = bytes.page > 0 ? memory / 4 : memory / 2;
+  const auto for_states = bytes.page > 0 ? memory / 8 : memory / 2;
   pool.slots = options.slots;
   if (pool.slots == 0) {
     pool.slots = std::clamp<std::int64_t>(for_states / std::max<std::int64_t>(bytes.state, 1), 1, kMostSlots);
   }
-  if (bytes.page > 0) {
-    const auto cache = options.cache_bytes > 0 ? options.cache_bytes : memory / 2;
+  chosen.snapshot_bytes = options.snapshot_bytes != 0 ? options.snapshot_bytes : memory / (bytes.page > 0 ? 16 : 8);
+  if (bytes.page > 0) {  // what a long context needs most of: all that the others leave
+    const auto others = pool.slots * bytes.state + std::max<std::int64_t>(chosen.snapshot_bytes, 0);
+    const auto cache = options.cache_bytes > 0 ? options.cache_bytes : std::max(memory - others, memory / 4);
     pool.pages = std::max<std::int64_t>(1, cache / bytes.page);
     pool.pages = std::min(pool.pages, pool.slots * pages_for(pool.context));
     if (options.context == 0) pool.context = std::min(pool.context, pool.pages * kGrid);
   }
-  chosen.snapshot_bytes = options.snapshot_bytes != 0 ? options.snapshot_bytes : memory / 8;
   chosen.step_tokens = options.step_tokens > 0 ? options.step_tokens : cpu ? 256 : 16384;
   chosen.deterministic = options.deterministic;
   const bool any_size = !cpu && !options.deterministic;
