@@ -55,7 +55,6 @@ struct Options {
 
   State initial_state{};
   bool output_final_state = false;
-  bool output_certainty = false;  // Result::certainty; for inference, as there is no gradient then
 
   /// Packed sequences: B = 1, and sequence n is the tokens cu_seqlens[n] … cu_seqlens[n+1] − 1. int32 or int64 [N+1]
   /// from 0 to T, never decreasing.
@@ -65,14 +64,24 @@ struct Options {
 struct Result {
   at::Tensor o;       // [B,T,H,V], the type of q
   State final_state;  // undefined tensors unless output_final_state
-  /// float64 [B,T,H], undefined unless output_certainty: the share of q_t that lies in what was written,
-  /// q_tᵀ H_t x_t/‖q_t‖² = 1 − λ_t q_t·x_t/‖q_t‖².
-  at::Tensor certainty{};
 };
 
 /// The memory layer: writes every token and answers every query from all tokens up to its own. Differentiable once.
 Result gated_kalmanet(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_decay = {},
                       const at::Tensor& beta = {}, const at::Tensor& alpha = {}, const Options& options = {});
+
+struct CertainResult {
+  at::Tensor o;
+  State final_state;
+  /// float64 [B,T,H]: the share of q_t that lies in what was written, q_tᵀ H_t x_t/‖q_t‖² = 1 − λ_t q_t·x_t/‖q_t‖²; 0
+  /// where nothing is remembered.
+  at::Tensor certainty;
+};
+
+/// The same for inference, with how much the memory knew of each query. No gradient.
+CertainResult gated_kalmanet_certainty(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                       const at::Tensor& log_decay = {}, const at::Tensor& beta = {},
+                                       const at::Tensor& alpha = {}, const Options& options = {});
 
 struct StepOptions {
   /// Updated in place, contiguous: one slot per sequence, or a larger pool of which state_indices picks.
@@ -87,7 +96,7 @@ struct StepOptions {
   Solver solver = Solver::chebyshev;
   RidgeMode ridge_mode = RidgeMode::adaptive;
   bool decay_keys = true;
-  at::Tensor certainty{};  // float64 [B,H], written if it is there: as Result has it
+  at::Tensor certainty{};  // float64 [B,H], written if it is there: as CertainResult has it
 };
 
 /// One token for each sequence, for decoding: q, k [B,H,D]; v [B,H,V]; gates [B,H]. Returns o [B,H,V] and has no

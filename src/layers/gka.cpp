@@ -205,13 +205,19 @@ class Gka final : public Mixer {
                           .decay_keys = config_.use_forgetting_gate_kk,
                           .initial_state = {.h = h, .u = call.take()},
                           .output_final_state = call.wants_state(),
-                          .output_certainty = call.inference().certainty != nullptr,
                           .cu_seqlens = call.sequences().cu_seqlens()};
+    const auto give = [&](const at::Tensor& o, const gka::State& state) {
+      call.give(state.h);
+      call.give(state.u);
+      return o;
+    };
+    if (auto* certainty = call.inference().certainty; certainty != nullptr) {
+      const auto result = gated_kalmanet_certainty(q, k, v, g.log_decay, g.beta, g.alpha, options);
+      certainty->push_back(result.certainty.mean(-1));
+      return give(result.o, result.final_state);
+    }
     const auto result = gated_kalmanet(q, k, v, g.log_decay, g.beta, g.alpha, options);
-    if (options.output_certainty) call.inference().certainty->push_back(result.certainty.mean(-1));
-    call.give(result.final_state.h);
-    call.give(result.final_state.u);
-    return result.o;
+    return give(result.o, result.final_state);
   }
 
   at::Tensor one_token(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Gates& g,

@@ -88,12 +88,20 @@ at::Tensor state(const Call& a, const at::Tensor& result) {
 
 Result gated_kalmanet(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_decay,
                       const at::Tensor& beta, const at::Tensor& alpha, const Options& options) {
-  static const Operator<MemoryCall> learning("gated_kalmanet"), certain("gated_kalmanet_certainty");
+  static const Operator<MemoryCall> op("gated_kalmanet");
   const auto a = inputs(q, k, v, log_decay, beta, alpha, options);
-  const auto results = options.output_certainty ? certain(a) : learning(a);
-  return {.o = results[0],
-          .final_state = {.h = state(a, results[1]), .u = state(a, results[2])},
-          .certainty = options.output_certainty ? results[3] : at::Tensor()};
+  const auto results = op(a);
+  return {.o = results[0], .final_state = {.h = state(a, results[1]), .u = state(a, results[2])}};
+}
+
+CertainResult gated_kalmanet_certainty(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                       const at::Tensor& log_decay, const at::Tensor& beta, const at::Tensor& alpha,
+                                       const Options& options) {
+  static const Operator<MemoryCall> op("gated_kalmanet_certainty");
+  const auto a = inputs(q, k, v, log_decay, beta, alpha, options);
+  const auto results = op(a);
+  return {
+      .o = results[0], .final_state = {.h = state(a, results[1]), .u = state(a, results[2])}, .certainty = results[3]};
 }
 
 at::Tensor gated_kalmanet_step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

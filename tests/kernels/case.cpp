@@ -462,8 +462,7 @@ OwnedOutputs Case::outputs(DType dtype) const {
     out.saved_h = Array(state, {segments, s.heads, s.key_dim, s.key_dim});
     out.saved_x = Array(state, {s.batch, s.tokens, s.heads, s.key_dim});
     out.saved_norm = per_token(1);
-    for (Array* array : {&out.norm, &out.ridge, &out.residual, &out.true_residual, &out.variance,
-                         &out.certainty}) {
+    for (Array* array : {&out.norm, &out.ridge, &out.residual, &out.true_residual, &out.variance, &out.certainty}) {
       *array = per_token(1);
     }
     out.x = per_token(s.key_dim);

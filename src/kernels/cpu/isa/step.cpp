@@ -170,8 +170,8 @@ void step_directly(const Step& s, const Executor& executor) {
     read_token(s, b, head, w.token);
     int ld = 0;
     const T* h = write_key(s, w, static_cast<T*>(s.h) + at * s.key_dim * s.key_dim, ld);
-    const double sigma = solve_token(s, h, ld, iterations_of(s, b), w.token,
-                                     s.certainty != nullptr ? s.certainty + task : nullptr);
+    const double sigma =
+        solve_token(s, h, ld, iterations_of(s, b), w.token, s.certainty != nullptr ? s.certainty + task : nullptr);
     write_and_read_values(s, b, head, sigma, static_cast<T*>(s.u) + at * s.key_dim * s.value_dim, w.token);
   });
 }

@@ -18,8 +18,8 @@ struct SolveCall {
   float* x = nullptr;  // [batch, tokens, heads, D], contiguous; null: not wanted
   // With kReads, where b is q: z = q + α (x − q) as float16 in accumulator order, each row divided by a power of two,
   // and behind it, of refined chunks, what float16 lost.
-  uint4* z = nullptr;        // [slots, heads, 2, D/16, threads]
-  float* z_scale = nullptr;  // [slots, heads, 64]
+  uint4* z = nullptr;           // [slots, heads, 2, D/16, threads]
+  float* z_scale = nullptr;     // [slots, heads, 64]
   double* certainty = nullptr;  // as Report has it
   // Without kReads: x goes there of refined chunks only, and of the others as a float16 tile, each row divided by a
   // power of two: NaN for a row that is not finite, in place of which the tile has 0.
