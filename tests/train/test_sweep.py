@@ -42,3 +42,20 @@ def test_a_sweep_tries_the_rates_then_the_seeds_and_goes_on_where_it_ended(tmp_p
     }
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert all(cell["long"] and cell["seeds"] == 2 for cell in summary)  # they stand for their layer
+
+
+def test_the_grid_has_every_rate_and_seed_and_reports_other_sequences_than_it_chose_by(tmp_path):
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, ROOT / "experiments/mqar/grid.py", "--out", tmp_path]
+    plan = ["--cells", "16x2:16", "--layers", "gka-plain", "--heads", "2", "--rates", "1e-2", "3e-3", "--seeds", "2"]
+    small = ["--vocabulary", "32", "--steps", "6", "--batch", "16", "--device", "cpu"]
+    for more in [], ["--draw"]:
+        done = subprocess.run([*command, *plan, *small, *more], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in (tmp_path / "grid.jsonl").read_text().splitlines()]
+    assert {(r["rate"], r["seed"], r["heads"]) for r in results} == {
+        (rate, seed, 2) for rate in (1e-2, 3e-3) for seed in (0, 1)
+    }
+    assert any(r["accuracy"] != r["chosen_by"] for r in results)
+    (cell,) = json.loads((tmp_path / "grid-2.json").read_text())
+    assert cell["accuracies"] == sorted(r["accuracy"] for r in results if r["rate"] == cell["rate"])
