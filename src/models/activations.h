@@ -6,9 +6,12 @@
 namespace gka::models {
 
 /// On a GPU inference keeps norms, gates and biases in float32, which is what the fused kernels read, and activations
-/// have the matrices' type. Elsewhere matrices may be narrower than activations.
+/// have the matrices' type; of int8, which products with bfloat16 read, that. Elsewhere matrices may be narrower than
+/// activations.
 inline at::ScalarType activations_of(const layers::ParameterOptions& options) {
-  return options.device.is_cuda() ? options.matrices.value_or(options.dtype) : options.dtype;
+  if (!options.device.is_cuda()) return options.dtype;
+  const auto matrices = options.matrices.value_or(options.dtype);
+  return matrices == at::kChar ? at::kBFloat16 : matrices;
 }
 
 /// What parameters that are no matrices have under activations of `dtype` in inference.

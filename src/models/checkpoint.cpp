@@ -340,15 +340,15 @@ at::ScalarType matrices_type(WeightsAs as, at::ScalarType stored, at::ScalarType
   switch (as) {
     case WeightsAs::stored: {
       const bool narrow = device.is_cpu() && dtype == at::kFloat && (stored == at::kBFloat16 || stored == at::kChar);
-      const bool bytes = !device.is_cpu() && stored == at::kChar && (dtype == at::kBFloat16 || dtype == at::kHalf);
+      const bool bytes = !device.is_cpu() && stored == at::kChar && dtype == at::kBFloat16;
       return narrow || bytes ? stored : dtype;
     }
     case WeightsAs::float32: type = at::kFloat; break;
     case WeightsAs::bfloat16: type = at::kBFloat16; break;
     case WeightsAs::int8: type = at::kChar; break;
   }
-  const bool small = dtype == at::kBFloat16 || dtype == at::kHalf;
-  if (!device.is_cpu() && type != dtype && !(type == at::kChar && small)) {
+  const bool bytes = type == at::kChar && dtype == at::kBFloat16;
+  if (!device.is_cpu() && type != dtype && !bytes) {
     throw std::runtime_error("weights are '" + std::string(name_of(as)) + "', and on " + device.str() +
                              " they have the activations' type, " + std::string(name_of_dtype(dtype)) +
                              "; leave them as stored, or give that type to the activations");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "models/activations.h"
 #include "models/scratch.h"
 #include "models/tiny.h"
 
@@ -191,6 +192,16 @@ TEST(Checkpoint, WhatIsNoCheckpointIsCalledThat) {
                "holds no weights: neither model.safetensors nor model.safetensors.index.json");
   write_text(folder / "model.safetensors.index.json", "{}");
   EXPECT_ERROR(load_model(folder.path()), "has no 'weight_map'");
+}
+
+TEST(Checkpoint, Int8OnAGpuGoesWithBfloat16Activations) {
+  const at::Device gpu(at::kCUDA, 0);
+  EXPECT_EQ(matrices_type(WeightsAs::int8, at::kBFloat16, at::kBFloat16, gpu), at::kChar);
+  EXPECT_EQ(matrices_type(WeightsAs::stored, at::kChar, at::kBFloat16, gpu), at::kChar);
+  EXPECT_ERROR(matrices_type(WeightsAs::int8, at::kHalf, at::kHalf, gpu), "give that type to the activations");
+  EXPECT_EQ(activations_of({.device = gpu, .dtype = at::kFloat, .matrices = at::kChar}), at::kBFloat16);
+  EXPECT_EQ(activations_of({.device = gpu, .dtype = at::kFloat, .matrices = at::kBFloat16}), at::kBFloat16);
+  EXPECT_EQ(activations_of({.device = at::kCPU, .dtype = at::kFloat, .matrices = at::kChar}), at::kFloat);
 }
 
 }  // namespace
