@@ -1,6 +1,7 @@
 #include "models/checkpoint.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
