@@ -18,8 +18,17 @@ sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "experiments" / "lm")]
 
 from console import run_program  # noqa: E402
 from sizes import SIZES, common  # noqa: E402
-from sweep import Results, Run, read_results, write_results  # noqa: E402
-from trials import add_options, guessed_speed, known_results, list_runs, recipe, run_plan, vocabulary_of  # noqa: E402
+from sweep import Results, Run, read_results  # noqa: E402
+from trials import (  # noqa: E402
+    add_options,
+    collected,
+    guessed_speed,
+    known_results,
+    list_runs,
+    recipe,
+    run_plan,
+    vocabulary_of,
+)
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
@@ -112,20 +121,16 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def report(results: Results) -> int:
+def report(results: Results) -> None:
     from table import write_report  # here: it draws, and a machine that only trains may have no matplotlib
 
     write_report(results, VARIANTS, HERE)
-    return 0
 
 
 def main() -> int:
     options = arguments()
-    if options.command == "merge":
-        write_results(RESULTS, read_results(RESULTS, *options.files))
+    if collected(options, RESULTS, report):
         return 0
-    if options.command == "report":
-        return report(read_results(RESULTS))
     results = known_results(options, RESULTS)
     if options.command == "list":
         return list_runs(options, results, plan(options))

@@ -32,7 +32,7 @@ import trials  # noqa: E402
 from console import run_program  # noqa: E402
 from pack import tokenise  # noqa: E402
 from sizes import SIZES, common  # noqa: E402
-from sweep import PROGRAM, Results, Run, read_results, write_results  # noqa: E402
+from sweep import PROGRAM, Results, Run  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
@@ -207,20 +207,16 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def report(results: Results) -> int:
+def report(results: Results) -> None:
     from tables import write_report  # here: it draws, and a machine that only trains may have no matplotlib
 
     write_report(results, {name: model.title for name, model in MODELS.items()}, HERE)
-    return 0
 
 
 def main() -> int:
     options = arguments()
-    if options.command == "merge":
-        write_results(RESULTS, read_results(RESULTS, *options.files))
+    if trials.collected(options, RESULTS, report):
         return 0
-    if options.command == "report":
-        return report(read_results(RESULTS))
     results = with_weights(options, trials.known_results(options, RESULTS))
     if options.command == "list":
         return trials.list_runs(options, results, plan(options))

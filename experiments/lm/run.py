@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sizes import FIRST_THREE, LAYERS, MATCHES, SIZES, model
-from sweep import ROOT, Results, Run, read_results, write_results
-from trials import add_options, guessed_speed, known_results, list_runs, recipe, run_plan, vocabulary_of
+from sweep import ROOT, Results, Run
+from trials import add_options, collected, guessed_speed, known_results, list_runs, recipe, run_plan, vocabulary_of
 
 sys.path.insert(0, str(ROOT / "experiments"))
 
@@ -99,15 +99,15 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
                         help=f"layers that get further seeds ({' '.join(FIRST_THREE)})")  # fmt: skip
 
 
+def report(results: Results) -> None:
+    from report import write_report  # here: it draws, and a machine that only trains may have no matplotlib
+
+    write_report(results, HERE)
+
+
 def main() -> int:
     options = arguments()
-    if options.command == "merge":
-        write_results(RESULTS, read_results(RESULTS, *options.files))
-        return 0
-    if options.command == "report":
-        from report import write_report  # here: it draws, and a machine that only trains may have no matplotlib
-
-        write_report(read_results(RESULTS), HERE)
+    if collected(options, RESULTS, report):
         return 0
     results = known_results(options, RESULTS)
     if options.command == "list":

@@ -13,7 +13,7 @@ import measure
 import numpy as np
 from pack import SOURCES
 from sizes import SIZES, VOCABULARY, padded
-from sweep import PROGRAM, Plan, Results, Run, Sweep, device_name, read_results, show_plan
+from sweep import PROGRAM, Plan, Results, Run, Sweep, device_name, read_results, show_plan, write_results
 
 # Tokens a second at first, until runs have been measured: on an H200, see README.md.
 SPEEDS = {
@@ -152,6 +152,17 @@ def add_options(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument("--out", default=out, help=f"where runs and results.jsonl go ({out})")
     parser.add_argument("--keep-weights", action="store_true")
     parser.add_argument("--cuda-graph", action="store_true", help="steps recorded once and played: for small models")
+
+
+def collected(options: argparse.Namespace, committed: Path, report: Callable[[Results], None]) -> bool:
+    """Does `merge` or `report`; whether it was one of them."""
+    if options.command == "merge":
+        write_results(committed, read_results(committed, *options.files))
+    elif options.command == "report":
+        report(read_results(committed))
+    else:
+        return False
+    return True
 
 
 def list_runs(options: argparse.Namespace, results: Results, runs: Iterable[Run]) -> int:
