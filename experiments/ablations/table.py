@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "experiments" / "lm")]
 
 from console import write_atomically  # noqa: E402
-from report import average, markdown, number  # noqa: E402
+from report import average, markdown, number, seeds, speed  # noqa: E402
 from sweep import Results  # noqa: E402
 
 Runs = dict[str, list[dict]]
@@ -28,7 +28,10 @@ def row(title: str, runs: list[dict]) -> list[str]:
     held = [run["measures"]["held_out"] for run in runs if "measures" in run]
     kinds = [kind for kind in (held[0]["kind"] if held else {}) if kind != "seen"]
     highest = max(point[2] for run in runs for point in run["curve"])
-    losses = [number(average(held, lambda h: h["all"]["loss"]))] if held else []
+    early = next(iter(held[0]["position"])) if held else ""
+    losses = (
+        [seeds([h["all"]["loss"] for h in held]), number(average(held, lambda h: h["position"][early]))] if held else []
+    )
     return [
         title,
         str(len(runs)),
@@ -36,7 +39,7 @@ def row(title: str, runs: list[dict]) -> list[str]:
         *losses,
         *(number(average(held, lambda h, k=k: h["kind"][k]["loss"])) for k in kinds),
         f"{highest:.1f}",
-        f"{average(runs, lambda r: r['tokens_per_second']) / 1e3:,.0f}k",
+        speed(runs),
     ]
 
 
@@ -44,7 +47,7 @@ def table(runs: Runs, variants: dict) -> str:
     """Runs of one group are all measured, or none is (--loss-only)."""
     measured = [run["measures"] for many in runs.values() for run in many if "measures" in run]
     kinds = [kind for kind in measured[0]["held_out"]["kind"] if kind != "seen"] if measured else []
-    losses = ["held-out loss", *kinds] if measured else []
+    losses = ["held-out loss", "its first 16 positions", *kinds] if measured else []
     header = ["variant", "seeds", "loss at the end of training", *losses, "longest gradient", "tokens/s"]
     return markdown(header, [row(variants[name].title, many) for name, many in runs.items()])
 

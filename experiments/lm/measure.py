@@ -25,6 +25,7 @@ import numpy as np
 HEADER = 96  # bytes of a token file before its tokens
 WINDOWS = 128  # of a source, at most
 FREQUENT = 1e-5  # of all pairs of the training text, above which a pair is frequent
+FIRST = 16  # positions whose loss is kept one by one: there is little to remember yet
 NEAR, FAR = 64, 512  # tokens back: within reach of a convolution's layers, and beyond most windows
 
 
@@ -106,7 +107,7 @@ def held_out(
     program: str, model: Path, tests: dict[str, Path], frequent: np.ndarray, length: int, vocabulary: int,
     where: Sequence[str], most: int = WINDOWS,
 ) -> dict[str, object]:  # fmt: skip
-    """By source, by position, by kind of token."""
+    """By source, by position, at each of the first, by kind of token."""
     cut = {name: windows_of(read_tokens(path), length, most) for name, path in tests.items()}
     windows = np.concatenate(list(cut.values()))
     losses = score(program, model, windows, where)
@@ -116,11 +117,14 @@ def held_out(
         first += len(rows)
     edges = [0, *(2**i for i in range(4, 40) if 2**i < length), length]
     by_position = {f"{low}-{high - 1}": float(losses[:, low:high].mean()) for low, high in itertools.pairwise(edges)}
+    first = [float(loss) for loss in losses[:, :FIRST].mean(axis=0)]
     by_kind = {
         name: {"loss": float(losses[mask].mean()) if mask.any() else None, "tokens": int(mask.sum())}
         for name, mask in kinds(windows, frequent, vocabulary).items()
     }
-    return {"all": mean(losses), "source": by_source, "position": by_position, "kind": by_kind}
+    by_window = [round(float(loss), 4) for loss in losses.mean(axis=1)]  # the same windows for every model: pairs
+    return {"all": mean(losses), "windows": by_window, "source": by_source, "position": by_position, "first": first,
+            "kind": by_kind}  # fmt: skip
 
 
 def tasks(program: str, model: Path, files: Sequence[Path], limit: int, where: Sequence[str]) -> dict[str, object]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sizes import LAYERS
+from sizes import LAYERS, SIZES
 from sweep import ROOT, Results
 
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -20,7 +20,8 @@ CHOICES = {  # the metric that the paper's table has
     "lambada": "acc", "openbookqa": "acc_norm", "piqa": "acc", "sciq": "acc", "winogrande": "acc",
     "squad": "contains", "rfc_headers": "contains",
 }  # fmt: skip
-Group = tuple[str, str, str]  # size, corpus, match
+Group = tuple[str, str, str, int]  # size, corpus, match, millions of tokens
+FIRST = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16))  # positions
 
 
 def finals(results: Results) -> dict[Group, dict[str, list[dict]]]:
@@ -28,7 +29,7 @@ def finals(results: Results) -> dict[Group, dict[str, list[dict]]]:
     groups: dict[Group, dict[str, list[dict]]] = {}
     for result in results.values():
         if result.get("stage") == "final" and "measures" in result:
-            group = (result["size"], result["corpus"], result["match"])
+            group = (result["size"], result["corpus"], result["match"], round(result["tokens"] / 1e6))
             groups.setdefault(group, {}).setdefault(result["layer"], []).append(result)
     return {
         group: {layer: groups[group][layer] for layer in LAYERS if layer in groups[group]} for group in sorted(groups)
@@ -49,6 +50,18 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def speed(runs: list[dict]) -> str:
+    """Of runs that had the card to themselves."""
+    alone = average([run for run in runs if run.get("jobs", 1) == 1], lambda run: run["tokens_per_second"])
+    return "–" if alone is None else f"{alone / 1e3:,.0f}k"
+
+
+def seeds(values: list[float]) -> str:
+    """The mean, and how far apart seeds are."""
+    apart = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{apart}"
+
+
 def losses(layers: dict[str, list[dict]]) -> str:
     """By source, on what was seen and the rest, and what it cost."""
     first = next(iter(layers.values()))[0]["measures"]["held_out"]
@@ -62,12 +75,43 @@ def losses(layers: dict[str, list[dict]]) -> str:
             f"{runs[0]['parameters'] / 1e6:.1f}M",
             f"{runs[0]['rate']:g}",
             str(len(runs)),
-            f"{average(held, lambda h: h['all']['loss']):.3f} ±{spread:.3f}",
+            f"{seeds([h['all']['loss'] for h in held])} ±{spread:.3f}",
             *(number(average(held, lambda h, s=s: h["source"][s]["loss"])) for s in sources),
             *(number(average(held, lambda h, k=k: h["kind"][k]["loss"])) for k in kinds),
-            f"{average(runs, lambda r: r['tokens_per_second']) / 1e3:,.0f}k",
+            speed(runs),
         ])  # fmt: skip
     return markdown(["layer", "parameters", "rate", "seeds", "loss", *sources, *kinds, "tokens/s"], rows)
+
+
+def paired(layers: dict[str, list[dict]], beside: str = "gka") -> str:
+    """Differences on the same windows, whose standard error is far below that of either loss; the seed's share is not in it."""
+    found = {layer: [run["measures"]["held_out"] for run in runs] for layer, runs in layers.items()}
+    found = {layer: [held for held in many if "windows" in held] for layer, many in found.items()}
+    if not found.get(beside):
+        return ""
+    base = found[beside][0]["windows"]
+    rows = []
+    for layer, many in found.items():
+        for held in many[: None if layer != beside else 0]:
+            apart = [mine - theirs for mine, theirs in zip(held["windows"], base, strict=True)]
+            error = statistics.stdev(apart) / math.sqrt(len(apart))
+            rows.append([LAYERS[layer].title, f"{statistics.fmean(apart):+.4f} ±{error:.4f}"])
+    return markdown(["layer", f"loss less that of {LAYERS[beside].title}, same windows"], rows) if rows else ""
+
+
+def positions(layers: dict[str, list[dict]]) -> str:
+    """Held-out loss by position, the first of them in finer steps where that was kept."""
+    places = list(next(iter(layers.values()))[0]["measures"]["held_out"]["position"])
+    rows = []
+    for layer, runs in layers.items():
+        held = [run["measures"]["held_out"] for run in runs]
+        early = [h["first"] for h in held if "first" in h]
+        fine = [average(early, lambda f, a=a, b=b: statistics.fmean(f[a - 1 : b])) for a, b in FIRST]
+        wide = [average(held, lambda h, place=place: h["position"][place]) for place in places]
+        rows.append([LAYERS[layer].title, *map(number, [*fine, *wide])])
+    names = [f"{a}" if a == b else f"{a}–{b}" for a, b in FIRST]
+    wide_names = [f"{int(a) + 1}–{int(b) + 1}" for a, b in (place.split("-") for place in places)]
+    return markdown(["position", *names, *wide_names], rows)
 
 
 def tasks(layers: dict[str, list[dict]]) -> str:
@@ -98,7 +142,7 @@ def rates(results: Results, group: Group) -> str:
     """Loss on the last half percent of the training text after a fifth of the tokens."""
     tried: dict[str, dict[float, float | None]] = {}
     for result in results.values():
-        if result.get("stage") == "rate" and (result["size"], result["corpus"], result["match"]) == group:
+        if result.get("stage") == "rate" and (result["size"], result["corpus"], result["match"]) == group[:3]:
             tried.setdefault(result["layer"], {})[result["rate"]] = result["valid_loss"]
     columns = sorted({rate for found in tried.values() for rate in found})
     rows = [
@@ -137,17 +181,19 @@ def draw(layers: dict[str, list[dict]], title: str, path: Path) -> None:
 def write_report(results: Results, folder: Path) -> None:
     parts = ["# Results\n\nWritten by `run.py report` from `results.jsonl`.\n"]
     for group, layers in finals(results).items():
-        size, corpus, match = group
+        size, corpus, match, millions = group
         runs = [run for many in layers.values() for run in many]
-        tokens, device, date = runs[0]["tokens"], runs[0]["device"], max(run["date"] for run in runs)
-        parts.append(f"## {size}, {corpus}, same {match}\n\n{tokens / 1e6:.0f}M tokens; {device}, {date}.\n")
+        device, date = runs[0]["device"], max(run["date"] for run in runs)
+        parts.append(f"## {size}, {corpus}, same {match}\n\n{millions}M tokens; {device}, {date}.\n")
         if corpus == "enwik8":
             parts.append(bits(layers))
         else:
-            parts += [losses(layers), tasks(layers)]
+            parts += [losses(layers), paired(layers), positions(layers), tasks(layers)]
         parts += ["Learning rates, a fifth of the tokens:\n", rates(results, group)]
-        name = f"lm-{size}-{corpus}-{match}.png"
-        write_atomically(folder / name, lambda path, those=layers, g=group: draw(those, ", ".join(g), path))
+        usual = millions == round(SIZES[size].tokens / 1e6)
+        name = f"lm-{size}-{corpus}-{match}{'' if usual else f'-{millions}M'}.png"
+        title = f"{size}, {corpus}, same {match}, {millions}M tokens"
+        write_atomically(folder / name, lambda path, those=layers, title=title: draw(those, title, path))
         parts.append(f"![]({name})\n")
     write_atomically(folder / "results.md", lambda path: path.write_text("\n".join(parts)))
     print(f"{folder / 'results.md'} has the tables.")

@@ -1,9 +1,12 @@
-"""Trains and measures runs of a plan, one after the other, within a budget of seconds.
+"""Trains and measures runs of a plan, one after the other or a few side by side, within a budget of seconds.
 
 A machine with a card is lent for minutes and keeps nothing: a run is trained and measured on it, and what comes back is
 a line of JSON. So a run is begun only if it is expected to end within the budget, by the tokens a second of runs like
 it; where that was wrong, it is stopped at the end of the budget with a checkpoint, and the next call with the same
 --out goes on with it, if the machine still is the same. If not, that run is lost, and begins anew.
+
+Small models leave a card idle: `jobs` processes take a run each. How fast one of them is says nothing of its layer, so a
+result says how many there were, and a speed is that of as many.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ PROGRAM = os.environ.get("GKA") or os.environ.get("GKA_PROGRAM") or str(Path(sys
 POINTS = 100  # of a curve that is kept
 START = 4.0  # seconds to begin and to end a run
 MARGIN = 1.1  # on what a run is expected to take
+GAIN = 1.4  # tokens a second of all runs that share a card to those of one alone, where it has not been measured
 
 
 @dataclass(frozen=True)
@@ -81,27 +85,32 @@ def device_name(device: str) -> str:
 # ---- What a run is expected to take
 
 
-def measured_speed(results: Results, run: Run, device: str) -> float | None:
-    alike = [r["tokens_per_second"] for r in results.values() if r["alike"] == run.alike and r["device"] == device]
-    return statistics.median(alike) if alike else None
+def measured_speed(results: Results, run: Run, device: str, jobs: int = 1) -> float | None:
+    """With as many side by side."""
+    alike = [r for r in results.values() if (r["alike"], r["device"], r.get("jobs", 1)) == (run.alike, device, jobs)]
+    return statistics.median(r["tokens_per_second"] for r in alike) if alike else None
 
 
-def expected(results: Results, run: Run, device: str, evaluation: float) -> float:
+def speed_of(results: Results, run: Run, device: str, jobs: int = 1) -> float:
+    alone = measured_speed(results, run, device) or run.speed
+    return measured_speed(results, run, device, jobs) or (alone if jobs == 1 else alone * GAIN / jobs)
+
+
+def expected(results: Results, run: Run, device: str, evaluation: float, jobs: int = 1) -> float:
     """Seconds of a run, its evaluation included."""
-    speed = measured_speed(results, run, device) or run.speed
     known = [r["evaluation_seconds"] for r in results.values() if r.get("evaluation_seconds") and r["device"] == device]
     measuring = (statistics.median(known) if known else evaluation) if run.measured else 0
-    return MARGIN * run.tokens / speed + START + measuring
+    return MARGIN * run.tokens / speed_of(results, run, device, jobs) + START + measuring
 
 
-def show_plan(runs: Iterable[Run], results: Results, device: str, evaluation: float) -> None:
+def show_plan(runs: Iterable[Run], results: Results, device: str, evaluation: float, jobs: int = 1) -> None:
     rows, total = [], 0.0
     for run in runs:
         done = run.name in results
-        seconds = expected(results, run, device, evaluation)
-        total += 0 if done else seconds
-        speed = measured_speed(results, run, device)
-        rate = f"{(speed or run.speed) / 1e3:,.0f}k" + ("" if speed else "?")
+        seconds = expected(results, run, device, evaluation, jobs)
+        total += 0 if done else seconds / jobs
+        known = measured_speed(results, run, device, jobs) is not None
+        rate = f"{speed_of(results, run, device, jobs) / 1e3:,.0f}k" + ("" if known else "?")
         rows.append([run.name, f"{run.tokens / 1e6:.1f}M", rate, "done" if done else f"{seconds:.0f}"])
     print(table(["run", "tokens", "tokens/s", "seconds"], rows))
     print(f"{total:.0f} s for what is not done. A ? is a guess: no run like it has been measured on {device}.")
@@ -200,33 +209,21 @@ class Sweep:
     budget: float
     evaluation: float  # seconds of a measurement, where none is known
     keep_weights: bool = False
+    jobs: int = 1  # trainings side by side
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file = self.folder / "results.jsonl"
         self.name = device_name(self.device)
-        self.trainer = Trainer(self.folder / "train.log")
-        self.lock = threading.Lock()
+        self.trainers = [Trainer(self.folder / "train.log") for _ in range(self.jobs)]
+        self.changed = threading.Condition()  # guards what follows; told of every run that has ended
+        self.stopping = False
         self.busy: set[str] = set()  # being trained or measured
         self.trained: set[str] = set()  # to their end, in this process
 
     def left(self) -> float:
         return self.budget - (time.monotonic() - self.began)
-
-    def _next(self) -> Run | None:
-        """The first of the plan that fits; one that is half done before all others."""
-        with self.lock:
-            open_ones = [
-                run for run in self.plan(self.results) if run.name not in self.results | dict.fromkeys(self.busy)
-            ]
-            open_ones = [run for run in open_ones if not run.start_from or self._weights(run.start_from)]
-            open_ones.sort(key=lambda run: not (self._folder(run) / "latest").exists())
-            for run in open_ones:
-                if expected(self.results, run, self.name, self.evaluation) <= self.left():
-                    self.busy.add(run.name)
-                    return run
-        return None
 
     def _folder(self, run: Run) -> Path:
         return self.folder / "runs" / run.name
@@ -240,35 +237,68 @@ class Sweep:
         """The number of runs done."""
         before = len(self.results)
         evaluation = min(self.evaluation, self.budget / 2)
-        alarm = threading.Timer(max(0.0, self.budget - evaluation), self.trainer.stop)
+        alarm = threading.Timer(max(0.0, self.budget - evaluation), self.stop)
         alarm.daemon = True
         alarm.start()
-        with concurrent.futures.ThreadPoolExecutor(1) as measuring:  # beside the next training
-            waiting = []
+        with (
+            concurrent.futures.ThreadPoolExecutor(self.jobs) as measuring,  # beside the next trainings
+            concurrent.futures.ThreadPoolExecutor(self.jobs) as training,
+        ):
+            workers = [training.submit(self._work, trainer, measuring) for trainer in self.trainers]
             try:
-                while not self.trainer.stopping and (run := self._wait_for_next(waiting)):
-                    if result := self._train(run):
-                        waiting.append(measuring.submit(self._finish, run, result))
+                measured = [one for worker in workers for one in worker.result()]
             finally:
                 alarm.cancel()
-                self.trainer.end()
-            for one in waiting:
+                self.stop()
+            for one in measured:
                 one.result()
         return len(self.results) - before
 
-    def _wait_for_next(self, waiting: list[concurrent.futures.Future]) -> Run | None:
-        """Where what comes next depends on a result, waits for those that are being measured."""
-        while True:
-            for one in waiting:
-                if one.done():
-                    one.result()
-            if run := self._next():
-                return run
-            if not (pending := [one for one in waiting if not one.done()]):
-                return None
-            concurrent.futures.wait(pending, return_when=concurrent.futures.FIRST_COMPLETED)
+    def stop(self) -> None:
+        with self.changed:
+            self.stopping = True
+            self.changed.notify_all()
+        for trainer in self.trainers:
+            trainer.stop()
 
-    def _train(self, run: Run) -> dict | None:
+    def _work(
+        self, trainer: Trainer, measuring: concurrent.futures.ThreadPoolExecutor
+    ) -> list[concurrent.futures.Future]:
+        """Trains what is next until nothing is; the measurements that it has begun."""
+        begun = []
+        try:
+            while run := self._wait_for_next():
+                if result := self._train(trainer, run):
+                    begun.append(measuring.submit(self._finish, run, result))
+            trainer.end()
+        except BaseException:
+            self.stop()
+            raise
+        return begun
+
+    def _wait_for_next(self) -> Run | None:
+        """Where what comes next depends on a result, waits for the runs that are under way."""
+        with self.changed:
+            while not self.stopping:
+                if run := self._next():
+                    self.busy.add(run.name)
+                    return run
+                if not self.busy:
+                    return None
+                self.changed.wait()
+        return None
+
+    def _next(self) -> Run | None:
+        """The first of the plan that fits; one that is half done before all others."""
+        open_ones = [run for run in self.plan(self.results) if run.name not in self.results | dict.fromkeys(self.busy)]
+        open_ones = [run for run in open_ones if not run.start_from or self._weights(run.start_from)]
+        open_ones.sort(key=lambda run: not (self._folder(run) / "latest").exists())
+        for run in open_ones:
+            if expected(self.results, run, self.name, self.evaluation, self.jobs) <= self.left():
+                return run
+        return None
+
+    def _train(self, trainer: Trainer, run: Run) -> dict | None:
         folder = self._folder(run)
         if not (folder / "latest").exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -279,11 +309,13 @@ class Sweep:
             settings["from"] = str((self.folder / "runs" / run.start_from).resolve())
         file.write_text(json.dumps(settings, indent=1))
         began = time.monotonic()
-        outcome = self.trainer.train(file, folder)
+        outcome = trainer.train(file, folder)
         if outcome == "stopped":
             print(f"{run.name}: stopped at the end of the budget", file=sys.stderr)
             return None
-        self.trained.add(run.name)
+        with self.changed:
+            self.trained.add(run.name)
+            self.changed.notify_all()
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         speeds = [line["tokens_per_second"] for line in lines[len(lines) // 4 :]] or [0.0]
         held = [line["eval_loss"] for line in lines if "eval_loss" in line]
@@ -299,20 +331,26 @@ class Sweep:
             "seconds": round(time.monotonic() - began, 1),
             "parameters": parameters_of(folder) if outcome == "finished" else None,
             "device": self.name,
+            "jobs": self.jobs,
             "date": datetime.date.today().isoformat(),
         }
 
     def _finish(self, run: Run, result: dict) -> None:
         folder = self._folder(run)
-        if run.measured and result["valid_loss"] is not None:
-            began = time.monotonic()
-            result["measures"] = self.measure(run, folder)
-            result["evaluation_seconds"] = round(time.monotonic() - began, 1)
-        with self.lock:
+        try:
+            if run.measured and result["valid_loss"] is not None:
+                began = time.monotonic()
+                result["measures"] = self.measure(run, folder)
+                result["evaluation_seconds"] = round(time.monotonic() - began, 1)
+        except BaseException:
+            self.stop()
+            raise
+        with self.changed:
             self.results[run.name] = result
             self.busy.discard(run.name)
             with self.file.open("a") as file:
                 file.write(json.dumps(result) + "\n")
+            self.changed.notify_all()
         if not self.keep_weights:
             shutil.rmtree(folder, ignore_errors=True)
         loss = "diverged" if result["valid_loss"] is None else f"{result['valid_loss']:.4f}"

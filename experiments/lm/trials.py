@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -90,6 +91,7 @@ class Measure:
         self.data = Path(options.data)
         self.vocabulary = vocabulary_of(options)
         self.frequent: np.ndarray | None = None
+        self.counting = threading.Lock()
 
     def __call__(self, run: Run, folder: Path) -> dict[str, object]:
         options = self.options
@@ -109,9 +111,10 @@ class Measure:
         return ["--device", self.options.device] + (["--dtype", "bfloat16"] if self.options.device != "cpu" else [])
 
     def held_out(self, run: Run, folder: Path) -> dict[str, object]:
-        if self.frequent is None:
-            files = [Path(file) for file in run.settings["data"]["files"]]
-            self.frequent = measure.frequent_pairs(files, self.vocabulary)
+        with self.counting:
+            if self.frequent is None:
+                files = [Path(file) for file in run.settings["data"]["files"]]
+                self.frequent = measure.frequent_pairs(files, self.vocabulary)
         length = run.settings["length"]
         tests = held_out_files(self.data, self.options.corpus)
         most = self.options.windows if self.options.corpus == "text" else 10**9
@@ -147,6 +150,8 @@ def add_options(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument("--evaluation", type=float, default=40, metavar="SECONDS",
                         help="of a measurement, until one is known (40)")  # fmt: skip
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N",
+                        help="trainings side by side (1): small models leave a card idle")  # fmt: skip
     parser.add_argument("--budget", type=float, default=1e9, metavar="SECONDS")
     parser.add_argument("--data", default="out/lm/data", help="what pack.py unpacked (out/lm/data)")
     parser.add_argument("--out", default=out, help=f"where runs and results.jsonl go ({out})")
@@ -166,7 +171,7 @@ def collected(options: argparse.Namespace, committed: Path, report: Callable[[Re
 
 
 def list_runs(options: argparse.Namespace, results: Results, runs: Iterable[Run]) -> int:
-    show_plan(runs, results, device_name(options.device), options.evaluation)
+    show_plan(runs, results, device_name(options.device), options.evaluation, options.jobs)
     return 0
 
 
@@ -189,6 +194,7 @@ def run_plan(
         budget=options.budget,
         evaluation=options.evaluation,
         keep_weights=options.keep_weights,
+        jobs=options.jobs,
     )
     done = sweep.run()
     left = [run.name for run in plan(sweep.results) if run.name not in sweep.results]

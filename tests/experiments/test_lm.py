@@ -48,6 +48,7 @@ def test_a_run_that_does_not_fit_into_the_budget_is_not_begun():
     results = {"b": {"alike": "x", "device": "cpu", "tokens_per_second": 100_000}}
     assert sweep.expected(results, run, "cpu", 0) < 10, "runs like it were faster"
     assert sweep.expected(results, run, "another", 0) > 100
+    assert sweep.expected(results, run, "cpu", 0, jobs=4) > 2 * sweep.expected(results, run, "cpu", 0) - sweep.START
 
 
 @pytest.mark.parametrize("size", ["12m", "50m"])
@@ -108,7 +109,7 @@ def unpacked(data, tmp_path_factory):
 
 def test_a_slice_trains_and_measures_and_the_next_one_knows_what_is_done(unpacked, tmp_path):
     plan = ["--size", "toy", "--only", "gka", "--data", unpacked, "--out", tmp_path / "out", "--items", "4"]
-    plan += ["--windows", "4"]
+    plan += ["--windows", "4", "--jobs", "2"]
     call(FOLDER / "run.py", "run", *plan, "--tokens", "2560")
     results = sweep.read_results(tmp_path / "out" / "results.jsonl")
     rates = {r["rate"]: r["valid_loss"] for r in results.values() if r["stage"] == "rate"}
@@ -119,6 +120,8 @@ def test_a_slice_trains_and_measures_and_the_next_one_knows_what_is_done(unpacke
     assert {"prose", "rfc"} == set(held_out["source"])
     mean = sum(s["loss"] * s["tokens"] for s in by_source) / sum(s["tokens"] for s in by_source)
     assert held_out["all"]["loss"] == pytest.approx(mean)
+    first = sum(held_out["first"]) / len(held_out["first"])
+    assert first == pytest.approx(held_out["position"]["0-15"]), "the first 16 one by one are the first 16"
     assert final["measures"]["tasks"]["piqa"]["items"] == 4
     report.write_report(results, tmp_path)
     assert f"{held_out['all']['loss']:.3f}" in (tmp_path / "results.md").read_text()
