@@ -1,6 +1,8 @@
 """What ranks send each other inside a layer, each with its gradient. Every rank of a group takes part in every one of
 them, forward and backward, in the same order."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -54,6 +56,35 @@ def gather(x: Tensor, group: Group) -> Tensor:
     return pieces
 
 
+class _GatherParts(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, dim: int, group: Group) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return torch.cat(gather(x, group).unbind(0), dim)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _scattered_sum(gradient.chunk(ctx.group.size(), ctx.dim), ctx.group), None, None
+
+
+def _scattered_sum(pieces: Sequence[Tensor], group: Group) -> Tensor:
+    """Of the pieces every rank has for every rank: the sum of those for this one."""
+    sent = torch.stack(list(pieces))
+    mine = torch.empty_like(sent[0])
+    _reduce_scatter(mine.view(-1), sent.view(-1), group=group)
+    return mine
+
+
+def gather_parts(x: Tensor, dim: int, group: Group) -> Tensor:
+    """What all ranks have, one after the other along ``dim``; each does something else with the whole."""
+    return _GatherParts.apply(x, dim, group) if group.size() > 1 else x
+
+
+def sum_for_each(x: Tensor, group: Group) -> Tensor:
+    """The sum of what the ranks have, with which each does something else."""
+    return copy(sum_parts(x, group), group)
+
+
 class _Shift(Function):
     """One neighbour's message, first rank to last; the gradient goes the other way."""
 
@@ -95,11 +126,7 @@ class _GatherPast(Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
         rank, size = ctx.group.rank(), ctx.group.size()
         pieces = gradient.chunk(rank + 1, ctx.dim)
-        sent = torch.zeros((size, *pieces[0].shape), dtype=gradient.dtype, device=gradient.device)
-        sent[: rank + 1] = torch.stack(pieces)
-        mine = torch.empty_like(sent[0])
-        _reduce_scatter(mine.view(-1), sent.view(-1), group=ctx.group)
-        return mine, None, None
+        return _scattered_sum([*pieces, *[torch.zeros_like(pieces[0])] * (size - rank - 1)], ctx.group), None, None
 
 
 def gather_past(x: Tensor, dim: int, group: Group) -> Tensor:

@@ -1,8 +1,9 @@
 """A sequence cut over ranks: each computes its own tokens, and layers exchange what reaches across the cuts.
 
 A memory sends the last tokens its convolutions see and one state: every rank sums up its own tokens, all gather these
-sums at once, and each folds those before it (no rank waits for the one before). Attention gathers keys and values, or,
-where its window ends within the neighbour, takes only the neighbour's.
+sums at once, and each folds those before it (no rank waits for the one before). Plain causal attention is torch's own
+ring. What that does not take, a window, packed documents or a type without a kernel, gathers keys and values, or, where
+the window ends within the neighbour, takes only the neighbour's.
 
 Packed documents may begin anywhere: what a rank receives belongs to its first document alone, and a rank in which a
 document begins passes on nothing of what was before.
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from . import _ring
 from ._collectives import fold_past, gather_past, shift
 from ._states import gated_kalmanet_states, memory_states
 
@@ -112,6 +114,14 @@ class Context:
         both = self.past(torch.cat([h, u], -1), fading)
         h, u = both.split([h.shape[-1], u.shape[-1]], -1)
         return h.contiguous(), u.contiguous()
+
+    def has_ring(self, q: Tensor) -> bool:
+        """Whether torch's ring does for these queries; the same on every rank."""
+        return self.bounds is None and _ring.fits(q)
+
+    def ring(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention of this rank's queries over the keys and values up to them, by torch."""
+        return _ring.attention(q, k, v, self.group)
 
     def keys_and_values(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Those of tokens up to this rank's last: all of them, or those that a window can reach."""

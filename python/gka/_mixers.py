@@ -54,7 +54,8 @@ class Mixer(nn.Module):
     """Mixes tokens: ``forward(x, state=None, cu_seqlens=None) -> (y, state)``."""
 
     context = None  # the other ranks of a sequence that is cut over them (gka._context)
-    first_head = 0  # of a layer whose heads are cut over ranks
+    peers = None  # the ranks that share the heads of a layer that is cut over them (gka._tensor)
+    first_head = 0  # of those this rank has
 
     @torch.no_grad()
     def _step(self, x: Tensor, state: tuple) -> Tensor:
@@ -265,6 +266,8 @@ class Attention(Mixer):
         """This rank's part of sequences that are cut over ranks; no state is left."""
         positions = positions_of(x, self.context.offset(x), cu_seqlens)
         q, k, v, _ = self.project(x, None, cu_seqlens, positions)
+        if self.window is None and self.context.has_ring(q):
+            return self.o_proj(self.context.ring(q, k, v).flatten(-2)), None
         k, v = self.context.keys_and_values(k, v, self.window)
         pieces = []
         for mine, seen in self.context.spans(q.shape[1], k.shape[1]):
@@ -730,6 +733,8 @@ class LinearAttention(_Adding):
 class Mamba2(Mixer):
     """S ← e^{ΔA}S + ΔBxᵀ, y = CᵀS + Dx. Arguments as in ``mamba2_config``."""
 
+    sharers = 1  # ranks that share a group's heads
+
     def __init__(
         self,
         hidden_size: int,
@@ -785,9 +790,18 @@ class Mamba2(Mixer):
         y, s = self._remember(q, k, v, -self.A_log.to(dtype).exp() * delta, delta, before.s, cu_seqlens, "add")
         skipped = y.to(dtype) + v.to(dtype) * self.D.to(dtype).unsqueeze(-1)
         gated = (skipped.flatten(-2) * functional.silu(z.to(dtype))).to(x.dtype)
-        if self.groups == 1:
+        if self.groups == 1 and self.peers is None:
             return self.out_proj(self.norm(gated)), Mamba2State(conv, s)
         by_group = gated.unflatten(-1, (self.groups, -1)).to(dtype)
-        scale = torch.rsqrt(by_group.square().mean(-1, keepdim=True) + self.norm.eps)
+        scale = torch.rsqrt(self._mean_squares(by_group) + self.norm.eps)
         normed = (by_group * scale).flatten(-2).to(x.dtype) * self.norm.weight.to(x.dtype)
         return self.out_proj(normed), Mamba2State(conv, s)
+
+    def _mean_squares(self, by_group: Tensor) -> Tensor:
+        """Of each group's channels, [B, T, groups, 1]; those of a group may lie on several ranks."""
+        squares = by_group.square()
+        if self.sharers == 1:
+            return squares.mean(-1, keepdim=True)
+        mine, groups = self.peers.rank // self.sharers, self.peers.size // self.sharers
+        sums = functional.pad(squares.sum(-1), (mine, groups - mine - 1))  # a rank has a part of one group
+        return self.peers.total(sums)[..., mine, None, None] / (squares.shape[-1] * self.sharers)

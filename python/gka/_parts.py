@@ -108,11 +108,14 @@ def expand_heads(layer: nn.Module, name: str, x: Tensor, heads: int) -> Tensor:
     """Few heads for many: copies or a learned mixture, plus a low-rank part where the layer has one."""
     count = x.shape[-2]
     mixture, low_rank = getattr(layer, f"{name}_rep", None), getattr(layer, f"proj_{name}", None)
+    if low_rank is None:
+        return x if count == heads else x.repeat_interleave(heads // count, -2)
+    every = x if layer.peers is None else layer.peers.gather(x, -2)  # the low-rank part mixes heads
     if mixture is not None:
-        repeated = torch.einsum("eh,...hd->...ed", mixture.to(x.dtype), x)
+        repeated = torch.einsum("eh,...hd->...ed", mixture.to(x.dtype), every)
     else:
-        repeated = x if count == heads else x.repeat_interleave(heads // count, -2)
-    return repeated if low_rank is None else repeated + low_rank(x.flatten(-2)).unflatten(-1, (heads, -1))
+        repeated = x.repeat_interleave(heads // count, -2)
+    return repeated + low_rank(every.flatten(-2)).unflatten(-1, (heads, -1))
 
 
 def add_expansion(

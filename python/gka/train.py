@@ -677,5 +677,6 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # All is saved, and torch's threads may abort while the interpreter is taken down: seen once in thirty runs.
+    # All is saved. Taking the interpreter down is a race with gloo's threads: one that then drops the tensors of a
+    # finished message asks for the GIL, is ended for it by Python inside a destructor, and the process aborts.
     os._exit(status)

@@ -27,3 +27,6 @@ train recall.json --set output=stopped --set steps=6
 train stopped --resume --set steps=12
 train recall.json --set output=float32 --set dtype=float32 --set steps=6
 "$python" -m torch.distributed.run --standalone --nproc-per-node 1 "$here/on_device.py" "$folder"
+for ranks in 1 2 4; do
+  "$python" -m torch.distributed.run --standalone --nproc-per-node $ranks "$here/on_device_ring.py"
+done

@@ -6,10 +6,13 @@ import torch
 import torch.distributed as dist
 
 import gka
-from gka import _collectives, train
+from gka import _collectives, _ring, train
+from gka._adamw import local
 from gka._context import Context
 from gka._library import load_floors
 from gka._ranks import Ranks, Refusal
+from gka._sharding import part_of, whole_of
+from gka._tensor import cut_heads
 
 
 def train_run(folder, file, assignments=(), resume=False, stop_after=0, **cut):
@@ -82,6 +85,42 @@ def layer_in_context(make, tokens=24, batch=2, bounds=None):
     gaps = [_gap(y, whole[:, mine]), _gap(got[0], wanted[0][:, mine])]
     gaps += [_gap(a, b) for a, b in zip(got[1:], wanted[1:], strict=True)]
     return max(gaps), forward, sum(sent) - forward
+
+
+def attention_in_context(make, with_ring):
+    """layer_in_context's largest difference, and whether torch's ring was what attended; without it: ours."""
+    calls, attention, options = [], _ring.attention, _ring._cp_options
+    try:
+        _ring.attention = lambda *arguments: (calls.append(1), attention(*arguments))[1]
+        _ring._cp_options = options if with_ring else None
+        return layer_in_context(make)[0], bool(calls)
+    finally:
+        _ring.attention, _ring._cp_options = attention, options
+
+
+def model_with_cut_heads(config):
+    """The loss of a model whose heads are cut over the ranks and every gradient, against those of the whole model: the
+    largest difference."""
+    ranks = Ranks(torch.device("cpu"), tensor=dist.get_world_size())
+    torch.manual_seed(0)
+    whole = gka.models.Decoder(config, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    ids = torch.randint(config["vocab_size"], (2, 20))
+    loss, _ = whole.loss(ids, ids)
+    wanted = torch.autograd.grad(loss, list(whole.parameters()))
+
+    cut = gka.models.Decoder(config, device="meta", dtype=torch.float64)
+    cut_heads(cut, ranks.mesh["tensor"])
+    cut.to_empty(device="cpu")
+    with torch.no_grad():
+        for mine, its in zip(cut.parameters(), whole.parameters(), strict=True):
+            local(mine).copy_(part_of(its, mine))
+    part, _ = cut.loss(ids, ids, divisor=float(ids.numel()))
+    got = torch.autograd.grad(part, list(cut.parameters()))
+    pairs = [(ranks.sum(part.detach().clone()), loss), *zip(map(whole_of, got), wanted, strict=True)]
+    return max(_gap(a, b) for a, b in pairs)
 
 
 def operator_on_dtensors(dim, **options):

@@ -40,6 +40,43 @@ def test_a_layer_on_four_pieces_of_a_sequence_is_the_layer_on_the_whole(pool, na
         assert gap < 1e-12
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "with_ring", "rings"),
+    [
+        ("attention", 2, True, True),
+        ("attention", 4, True, True),
+        ("attention", 4, False, False),  # a torch without it
+        ("a window over several ranks", 4, True, False),
+    ],
+)
+def test_plain_attention_is_torchs_ring_and_other_attention_is_not(pool, name, ranks, with_ring, rings):
+    for gap, rang in pool.run("attention_in_context", ranks, make=LAYERS[name], with_ring=with_ring):
+        assert gap < 1e-12
+        assert rang == rings
+
+
+LOW_RANK = {"kv_proj_rank": 3}
+CUT_HEADS = {
+    "low-rank keys and values": ("GKA-GDN", {"gka_config": LOW_RANK, "gdn_config": LOW_RANK}),
+    "a learned mixture of heads": ("GKA", {"gka_config": LOW_RANK | {"kv_learnable_residual": True}}),
+    "Mamba2, one group on all ranks": ("M2", {"mamba2_config": {"n_groups": 1}}),
+    "Mamba2, a group on a rank or two": ("M2", {"mamba2_config": {"n_groups": 2, "conv_bias": False}}),
+    "Mamba2, groups for every rank": ("M2", {"mamba2_config": {"n_groups": 4}}),
+    "Mamba2, a matrix that is not shared out": ("M2", {"mamba2_config": {"n_groups": 1, "state_size": 1}}),
+}
+
+
+@pytest.mark.parametrize("name", CUT_HEADS)
+def test_a_model_whose_heads_are_cut_is_the_model(pool, name):
+    pattern, changes = CUT_HEADS[name]
+    model = RECALL["model"] | {"hybrid_override_pattern": pattern, "num_hidden_layers": pattern.count("-") + 1}
+    model |= changes | {"num_attention_heads": 8, "num_key_value_heads": 4}
+    model["mamba2_config"] = {"head_dim": 8, "state_size": 6} | changes.get("mamba2_config", {})
+    for ranks in (2, 4):
+        for gap in pool.run("model_with_cut_heads", ranks, config=model):
+            assert gap < 1e-10
+
+
 def test_a_memory_sends_one_state_and_as_much_back_whatever_the_length(pool):
     """docs/distributed.md states it: batch × heads × (D² + DV), and one number per head for the decay."""
     state, decays = 2 * 4 * (8 * 8 + 8 * 8), 2 * 4
@@ -80,11 +117,11 @@ def test_packed_documents_may_begin_on_any_rank(pool, name):
 
 
 CUTS = {
-    "heads of every kind of layer": (2, {"tensor": 2}, "GKA-*-SWA-GDN-KDA-MESA-GLA-RET-LA-DN"),
+    "heads of every kind of layer": (2, {"tensor": 2}, "GKA-*-SWA-GDN-KDA-MESA-GLA-RET-LA-DN-M2"),
     "sequences of every kind of layer": (2, {"context": 2}, "GKA-*-SWA-GDN-KDA-MESA-GLA-RET-LA-DN-M2"),
     "rows and heads": (4, {"tensor": 2}, "GKA-*"),
     "rows and sequences": (4, {"context": 2}, "GKA-SWA-*"),
-    "sequences and heads": (4, {"context": 2, "tensor": 2}, "GKA-*-GDN"),
+    "sequences and heads": (4, {"context": 2, "tensor": 2}, "GKA-*-GDN-M2"),
 }
 
 
@@ -119,11 +156,15 @@ def test_a_cut_run_goes_on_uncut(pool, tmp_path):
     [
         ({}, {"tensor": 4}, "layer 0 has 2 k heads, which 4 tensor-parallel ranks cannot share"),
         (
-            {"hybrid_override_pattern": "M2-*-*", "mamba2_config": {"head_dim": 8}},
+            {"hybrid_override_pattern": "M2-*-*", "hidden_size": 24, "mamba2_config": {"head_dim": 4, "n_groups": 3}},
             {"tensor": 2},
-            "layer 0 is M2, whose heads share their keys",
+            "layer 0 has n_groups 3, which 2 tensor-parallel ranks cannot share",
         ),
-        ({"gka_config": {"kv_proj_rank": 2}}, {"tensor": 2}, "layer 0 has kv_proj_rank, which mixes heads"),
+        (
+            {"hybrid_override_pattern": "M2-*-*", "mamba2_config": {"head_dim": 32}},
+            {"tensor": 2},
+            "layer 0 has 1 heads, which 2 tensor-parallel ranks cannot share",
+        ),
         ({"intermediate_size": 23}, {"tensor": 2}, "intermediate_size is 23, which 2 tensor-parallel ranks"),
     ],
 )
