@@ -2,6 +2,8 @@
 // state do not depend on each other, so a task is a block of rows of H or of U.
 #pragma once
 
+#include <memory>
+
 #include "kernels/cpu/isa/chunk.h"
 #include "kernels/cpu/plan.h"
 
