@@ -38,12 +38,15 @@ USUAL_RATE = 2e-3  # where experiments/lm has not found GKA's best one yet
 
 @dataclass(frozen=True)
 class Variant:
-    """`choices` are keys of gka_config; `iterations`: solver steps it is measured with besides its own."""
+    """`choices` are keys of gka_config, `settings` of the training file; `iterations`: solver steps it is measured with
+    besides its own; `shifts`: what is added to the first weights whose names end so."""
 
     title: str
     choices: dict[str, object] = field(default_factory=dict)
     iterations: tuple[int, ...] = ()
     fits_as: str = ""
+    settings: dict[str, object] = field(default_factory=dict)
+    shifts: dict[str, float] = field(default_factory=dict)
 
 
 VARIANTS = {
@@ -55,6 +58,8 @@ VARIANTS = {
     "a-0.01": Variant("a = 0.01", {"ridge_strength": 0.01}),
     "a-0.05": Variant("a = 0.05", {"ridge_strength": 0.05}),
     "a-0.1": Variant("a = 0.1", {"ridge_strength": 0.1}),
+    "a-0.3": Variant("a = 0.3", {"ridge_strength": 0.3}),
+    "a-1": Variant("a = 1", {"ridge_strength": 1.0}),
     "constant": Variant("constant λ = 0.25", {"ridge_mode": "constant", "ridge_strength": 0.25}),
     "sketch-32": Variant("solved in 32 learned dimensions", {"sketch_dim": 32}),
     "no-solve": Variant("no solve: the query itself reads the values", {"num_iter": 0}),
@@ -65,6 +70,9 @@ VARIANTS = {
     "no-gate": Variant("no gate on the output", {"use_gate": False}),
     "fixed-ridge": Variant("no gradient through λ", {"bp_lambda": False}),
     "wide-values": Variant("values twice as wide, as GDN's", {"expand_v": 2.0}, fits_as="gdn"),
+    "slow-start": Variant("warm-up three times as long", settings={"warmup": 0.15}),
+    "low-alpha": Variant("α begins at 0.12, not at 0.5", shifts={"alpha_proj.bias": -2.0}),
+    "fast-decay": Variant("decay begins ten times as fast", shifts={"dt_bias": 2.303}),
 }
 
 
@@ -89,10 +97,11 @@ def make(options: argparse.Namespace, variant: str, seed: int) -> Run:
     return Run(
         name=f"{options.size}-{variant}-{options.corpus}-{tokens / 1e6:g}M-lr{rate:g}-s{seed}",
         tags=tags,
-        settings={"model": model} | recipe(options, tokens, rate, seed),
+        settings={"model": model} | recipe(options, tokens, rate, seed) | VARIANTS[variant].settings,
         alike=f"{options.size}-{variant}-{options.corpus}",
         speed=guessed_speed(options.size, "gka"),
         measured=not options.loss_only,
+        shifts=VARIANTS[variant].shifts,
     )
 
 

@@ -11,6 +11,7 @@ result says how many there were, and a speed is that of as many.
 
 from __future__ import annotations
 
+import array
 import concurrent.futures
 import contextlib
 import datetime
@@ -50,6 +51,7 @@ class Run:
     speed: float  # tokens a second on the card, where no run like it has been measured
     measured: bool = False  # whether its weights are measured when it has ended
     start_from: str = ""  # the run whose weights it begins with; on the same machine
+    shifts: dict[str, float] = field(default_factory=dict)  # what is added to first weights whose names end so
 
     @property
     def tokens(self) -> int:
@@ -197,6 +199,22 @@ def curve_of(lines: list[dict]) -> list[list[float]]:
     return curve
 
 
+def shift_weights(file: Path, shifts: dict[str, float]) -> None:
+    """Adds to all numbers of the float32 tensors whose names end so, where they lie in the file."""
+    raw = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    for ending, shift in shifts.items():
+        found = [tensor for name, tensor in header.items() if name.endswith(ending)]
+        if not found:
+            raise SystemExit(f"sweep: {file} has no weights whose name ends with {ending}")
+        for tensor in found:
+            first, end = (start + place for place in tensor["data_offsets"])
+            numbers = array.array("f", raw[first:end])
+            raw[first:end] = array.array("f", [number + shift for number in numbers]).tobytes()
+    file.write_bytes(raw)
+
+
 @dataclass
 class Sweep:
     """`measure` gets a run and its folder and returns what is to be kept."""
@@ -307,6 +325,8 @@ class Sweep:
         settings = {**run.settings, "device": self.device, "output": str(folder.resolve())}
         if run.start_from:
             settings["from"] = str((self.folder / "runs" / run.start_from).resolve())
+        elif run.shifts and not (folder / "latest").exists():
+            settings["from"] = str(self._shifted(trainer, run, settings))
         file.write_text(json.dumps(settings, indent=1))
         began = time.monotonic()
         outcome = trainer.train(file, folder)
@@ -334,6 +354,22 @@ class Sweep:
             "jobs": self.jobs,
             "date": datetime.date.today().isoformat(),
         }
+
+    def _shifted(self, trainer: Trainer, run: Run, settings: dict[str, object]) -> Path:
+        """A model of the weights that the run would begin with, shifted: a step that learns nothing leaves them as drawn."""
+        model = self._folder(run).with_name(f"{run.name}-first")
+        drawn = model.with_name(f"{run.name}-drawn")
+        for folder in (model, drawn):
+            shutil.rmtree(folder, ignore_errors=True)
+        file = drawn.with_name(f"{drawn.name}.json")
+        one = {"steps": 1, "learning_rate": 0, "eval_every": 0, "output": str(drawn.resolve())}
+        file.write_text(json.dumps(settings | one))
+        if trainer.train(file, drawn) == "finished":
+            model.mkdir()
+            for name in ("config.json", "model.safetensors"):
+                shutil.copyfile(drawn / "latest" / name, model / name)
+            shift_weights(model / "model.safetensors", run.shifts)
+        return model.resolve()
 
     def _finish(self, run: Run, result: dict) -> None:
         folder = self._folder(run)

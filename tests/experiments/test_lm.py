@@ -51,6 +51,22 @@ def test_a_run_that_does_not_fit_into_the_budget_is_not_begun():
     assert sweep.expected(results, run, "cpu", 0, jobs=4) > 2 * sweep.expected(results, run, "cpu", 0) - sweep.START
 
 
+def test_first_weights_are_shifted_by_name_and_others_stay(tmp_path):
+    numbers = np.arange(6, dtype="<f4")
+    tensor = {"dtype": "F32", "shape": [3]}
+    header = json.dumps({
+        "__metadata__": {"format": "pt"},
+        "layers.0.alpha_proj.bias": tensor | {"data_offsets": [0, 12]},
+        "layers.0.b_proj.bias": tensor | {"data_offsets": [12, 24]},
+    }).encode()  # fmt: skip
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + numbers.tobytes())
+    sweep.shift_weights(file, {"alpha_proj.bias": -2.0})
+    assert np.frombuffer(file.read_bytes()[8 + len(header) :], "<f4").tolist() == [-2, -1, 0, 3, 4, 5]
+    with pytest.raises(SystemExit, match="gate"):
+        sweep.shift_weights(file, {"gate": 1.0})
+
+
 @pytest.mark.parametrize("size", ["12m", "50m"])
 def test_matched_layers_have_as_many_parameters_as_gka(size):
     gka = pytest.importorskip("gka")
@@ -132,8 +148,10 @@ def test_a_slice_trains_and_measures_and_the_next_one_knows_what_is_done(unpacke
 def test_ablations_change_one_thing_and_measure_fewer_iterations_of_the_same_weights(unpacked, tmp_path):
     plan = ["--size", "toy", "--data", unpacked, "--out", tmp_path / "out", "--items", "0", "--windows", "2"]
     program = FOLDER.parent / "ablations" / "run.py"
-    call(program, "run", *plan, "--only", "base", "--tokens", "1024", "--rate", "0.01")
-    (base,) = sweep.read_results(tmp_path / "out" / "results.jsonl").values()
+    call(program, "run", *plan, "--only", "base", "low-alpha", "--tokens", "1024", "--rate", "0.01")
+    base, shifted = sweep.read_results(tmp_path / "out" / "results.jsonl").values()
+    before, after = (result["curve"][0][1] for result in (base, shifted))
+    assert before != after and before == pytest.approx(after, rel=0.01)
     losses = [base["measures"]["iterations"][count]["all"]["loss"] for count in ("5", "10", "15")]
     losses.append(base["measures"]["held_out"]["all"]["loss"])
     assert len(set(losses)) == 4 and max(losses) - min(losses) < 0.5
