@@ -76,8 +76,8 @@ std::string complaint_about(std::string_view word) {
   return text + " (`gka --help` explains them).";
 }
 
-/// The first word that looks like an option and is none of the command's. CLI11 would first complain of what is
-/// missing, and what is missing may well be what the misspelt option was to give.
+/// The first word that looks like an option and is none of the command's, else the first that has no place. CLI11 would
+/// first complain of what is missing, and what is missing may well be what that word was to give.
 std::string complaint_about_options(const CLI::App& app) {
   for (const auto* command : app.get_subcommands()) {
     if (auto deeper = complaint_about_options(*command); !deeper.empty()) return deeper;
@@ -87,15 +87,18 @@ std::string complaint_about_options(const CLI::App& app) {
     for (const auto& name : option->get_lnames()) known.push_back("--" + name);
   }
   const std::vector<std::string_view> names(known.begin(), known.end());
-  for (const auto& word : app.remaining()) {
+  const auto words = app.remaining();
+  const auto command = app.get_parent() ? app.get_name() + " " : std::string();
+  for (const auto& word : words) {
     if (word.size() < 2 || word[0] != '-' || (word[1] >= '0' && word[1] <= '9')) continue;
     const auto option = word.substr(0, word.find('='));
     const auto guess = gka::nearest(option, names);
-    const auto command = app.get_parent() ? app.get_name() + " " : std::string();
     return "gka: " + (command.empty() ? "gka " : command) + "has no option '" + option + "'" +
            (guess ? "; did you mean '" + std::string(*guess) + "'?" : "") + " (`gka " + command + "--help` lists them)";
   }
-  return {};
+  if (words.empty()) return {};
+  return "gka: '" + words.front() + "' is no option of `gka " + command + "…` and has no place there (`gka " + command +
+         "--help` shows what it takes)";
 }
 
 /// What was printed has to have arrived: a full disk shows when the last of it is written.

@@ -123,6 +123,12 @@ def test_an_unlike_command_is_answered_with_all_there_are():
     assert "the commands are: info" in done.stderr
 
 
+def test_a_word_without_a_place_is_what_is_complained_about():
+    done = call("score", "model", "book.txt")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gka: 'book.txt' is no option of `gka score …` and has no place there")
+
+
 def test_a_wrong_name_for_an_option_is_answered_with_the_right_ones():
     done = call("info", "--solver", "jacobi")
     assert done.returncode == 2
