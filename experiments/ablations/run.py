@@ -70,6 +70,7 @@ VARIANTS = {
     "no-gate": Variant("no gate on the output", {"use_gate": False}),
     "fixed-ridge": Variant("no gradient through λ", {"bp_lambda": False}),
     "wide-values": Variant("values twice as wide, as GDN's", {"expand_v": 2.0}, fits_as="gdn"),
+    "norm-eps": Variant("ε of the output's norm 1e-5, as GDN's", {"norm_eps": 1e-5}),
     "slow-start": Variant("warm-up three times as long", settings={"warmup": 0.15}),
     "low-alpha": Variant("α begins at 0.12, not at 0.5", shifts={"alpha_proj.bias": -2.0}),
     "fast-decay": Variant("decay begins ten times as fast", shifts={"dt_bias": 2.303}),
