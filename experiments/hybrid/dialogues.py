@@ -316,8 +316,8 @@ def as_text(turns: list[tuple[str, str]]) -> str:
     return "".join(f"{START}{who}\n{what}{END}\n" for who, what in turns)
 
 
-def test_items(seed: int, facts: int, count: int) -> list[dict]:
-    """Chats with one question each, for gka eval: the answer word for word."""
+def test_items(seed: int, facts: int, count: int, back: bool) -> list[dict]:
+    """Chats with one question each, from a name to a fact or `back`, for gka eval: the answer word for word."""
     chats = Chats(seed, test=True)
     items = []
     while len(items) < count:
@@ -325,8 +325,8 @@ def test_items(seed: int, facts: int, count: int) -> list[dict]:
         if len(known) < facts:
             continue
         waiting = turns.pop()[1] + "\n" if turns[-1][0] == "user" else ""
-        question, answer = chats.question(chats.draw.choice(known), known)
-        if answer != UNKNOWN:
-            context = as_text([*turns, ("user", waiting + question)]) + f"{START}assistant\n"
-            items.append({"context": context, "answers": [answer]})
+        fact = chats.draw.choice(known)
+        question = fact.say(chats.draw.choice(fact.relation.back if back else fact.relation.asked))
+        context = as_text([*turns, ("user", waiting + question)]) + f"{START}assistant\n"
+        items.append({"context": context, "answers": [fact.say(fact.relation.answer)]})
     return items

@@ -1,9 +1,9 @@
 """A small hybrid that remembers what it is told: seven blocks of Gated KalmaNet and one of attention, 7.6M parameters.
 
-prepare    text (experiments/data) and chats, a tokenizer learned from both, token files, train.json, recall tasks
+prepare    text (experiments/data) and chats, a tokenizer learned from both, token files, train.json, tasks
 train      gka train on them
 export     the run as a folder to serve: bfloat16, chat template, end tokens
-evaluate   gka eval on the recall tasks: chats with names and values that training never showed
+evaluate   gka eval on chats with names and values that training never showed, asked for a fact (recall) or a name (who)
 
   run.py prepare && run.py train && run.py export && run.py evaluate
 """
@@ -55,8 +55,8 @@ TRAINING = {
     "data": {
         "kind": "tokens",
         "files": [
-            {"path": "recall.tokens", "weight": 5},
-            {"path": "wikipedia.tokens", "weight": 4},
+            {"path": "recall.tokens", "weight": 7},
+            {"path": "wikipedia.tokens", "weight": 2},
             {"path": "prose.tokens", "weight": 1},
         ],
         "packed": True,
@@ -74,7 +74,8 @@ TRAINING = {
     "checkpoint_every": 1000,
     "keep": 1,
 }
-FACTS = (1, 5, 10, 16)  # of the recall tasks
+FACTS = (1, 5, 10, 16)  # of the tasks
+TASKS = {f"{name}-{facts}": (facts, back) for name, back in (("recall", False), ("who", True)) for facts in FACTS}
 
 
 def call(*command: str) -> None:
@@ -164,11 +165,15 @@ def prepare(out: Path, options: argparse.Namespace) -> None:
             part.unlink()
     sample.unlink()
     write_json(out / "train.json", TRAINING)
-    for facts in FACTS:
-        about = {"task": f"recall-{facts}", "kind": "exact", "stop": [END, "\n"], "max_tokens": 32}
-        lines = [about, *test_items(facts, facts, 500)]
+    write_tasks(out)
+
+
+def write_tasks(out: Path) -> None:
+    for name, (facts, back) in TASKS.items():
+        about = {"task": name, "kind": "exact", "stop": [END, "\n"], "max_tokens": 32}
+        lines = [about, *test_items(facts, facts, 500, back)]
         body = "".join(json.dumps(line) + "\n" for line in lines)
-        write_atomically(out / f"recall-{facts}.jsonl", lambda target, body=body: target.write_text(body))
+        write_atomically(out / f"{name}.jsonl", lambda target, body=body: target.write_text(body))
 
 
 def train(out: Path, options: argparse.Namespace) -> None:
@@ -193,8 +198,9 @@ def export(out: Path, options: argparse.Namespace) -> None:
 
 def evaluate(out: Path, options: argparse.Namespace) -> None:
     model = Path(options.model or out / "model")
-    tasks = [str(out / f"recall-{facts}.jsonl") for facts in FACTS]
-    call("eval", str(model), "--tasks", *tasks, "--device", options.device)
+    out.mkdir(parents=True, exist_ok=True)
+    write_tasks(out)
+    call("eval", str(model), "--tasks", *(str(out / f"{name}.jsonl") for name in TASKS), "--device", options.device)
 
 
 STEPS = {"prepare": prepare, "train": train, "export": export, "evaluate": evaluate}

@@ -44,7 +44,7 @@ def test_training_and_test_chats_share_no_listed_name_and_no_city():
 
 
 def test_a_test_item_has_as_many_facts_as_it_says_and_one_answer():
-    for item in dialogues.test_items(3, 10, 20):
+    for item in dialogues.test_items(3, 10, 10, False) + dialogues.test_items(3, 10, 10, True):
         assert item["context"].endswith("<|im_start|>assistant\n")
         assert len(item["answers"]) == 1 and UNKNOWN not in item["answers"]
         told = re.sub(r"<\|im_start\|>assistant\n.*?<\|im_end\|>", "", item["context"]).split("\n")

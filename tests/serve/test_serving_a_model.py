@@ -135,3 +135,33 @@ def test_a_folder_that_is_no_model_is_one_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stdout == ""
     assert "tokenizer" in done.stderr.splitlines()[-1] or "config.json" in done.stderr.splitlines()[-1]
+
+
+def test_told_ten_facts_the_hybrid_of_the_repository_says_which_belongs_to_a_name():
+    folder = Path(__file__).resolve().parents[2] / "experiments" / "hybrid" / "recall-8m"
+    facts = {
+        "Where does Anna live?": ("Anna lives in Lisbon.", "Lisbon"),
+        "What pet does Marek have?": ("Marek has a rabbit.", "rabbit"),
+        "What does Zonadu drink?": ("Zonadu drinks tea.", "tea"),
+        "What is Tobias's number?": ("Tobias's number is 4711.", "4711"),
+        "What does Vibeke play?": ("Vibeke plays the cello.", "cello"),
+        "What is Rika's favourite colour?": ("Rika's favourite colour is green.", "green"),
+        "What does Samir work as?": ("Samir works as a baker.", "baker"),
+        "When does Lone come?": ("Lone comes on Friday.", "Friday"),
+        "Which language does Paulo speak?": ("Paulo speaks Danish.", "Danish"),
+        "Where is Minna?": ("Minna is in the garden.", "garden"),
+    }
+    told = " ".join(fact for fact, _ in facts.values())
+    right = []
+    with started(PROGRAM, "serve", folder, "--port", "0", "--device", "cpu") as server:
+        client = OpenAI(base_url=f"{server.address}/v1", api_key="none", _strict_response_validation=True)
+        for question, (_, value) in facts.items():
+            turns = [
+                {"role": "user", "content": told},
+                {"role": "assistant", "content": "Noted."},
+                {"role": "user", "content": question},
+            ]
+            chat = client.chat.completions.create(model=folder.name, messages=turns, max_tokens=24, temperature=0)
+            print(question, chat.choices[0].message.content)
+            right.append(value in chat.choices[0].message.content)
+    assert sum(right) >= 7

@@ -1,0 +1,1 @@
+from gka.hf import GkaConfig, GkaForCausalLM  # noqa: F401
