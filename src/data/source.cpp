@@ -17,6 +17,7 @@
 #include "base/fields.h"
 #include "data/tasks.h"
 #include "data/token_set.h"
+#include "data/turns.h"
 
 namespace gka::data {
 namespace {
@@ -117,6 +118,69 @@ class TaskSource final : public Source {
  private:
   TaskStream stream_;
   std::vector<std::int64_t> inputs_, targets_;
+  std::int64_t position_ = 0;
+};
+
+/// Each batch is of one source: those of tasks have lengths of their own.
+class MixtureSource final : public Source {
+ public:
+  struct Part {
+    double weight = 1;
+    std::unique_ptr<Source> source{};
+  };
+  MixtureSource(std::vector<Part> parts, std::uint64_t seed) : parts_(std::move(parts)) {
+    std::vector<double> weights;
+    for (const auto& part : parts_) weights.push_back(part.weight);
+    turns_ = Turns(weights, mix({seed, 5}));
+  }
+
+  Batch next(std::int64_t batch, std::int64_t tokens) override {
+    check_sizes(batch, tokens);
+    const auto [part, number] = turns_(position_ / batch);
+    auto& source = *parts_[part].source;
+    source.seek(number * batch);
+    position_ += batch;
+    return source.next(batch, tokens);
+  }
+
+  std::int64_t position() const override { return position_; }
+  void seek(std::int64_t position) override { position_ = position; }
+  std::int64_t epoch(std::int64_t tokens) const override {
+    std::int64_t all = 0;
+    for (const auto& part : parts_) {
+      const auto own = part.source->epoch(tokens);
+      if (own == 0) return 0;
+      all += own;
+    }
+    return all;
+  }
+  std::int64_t vocab_size() const override {
+    return most([](const Source& source) { return source.vocab_size(); });
+  }
+  std::int64_t longest(std::int64_t tokens) const override {
+    return most([&](const Source& source) { return source.longest(tokens); });
+  }
+  std::string describe() const override {
+    double sum = 0;
+    for (const auto& part : parts_) sum += part.weight;
+    std::string text = "mixture:";
+    for (const auto& part : parts_) {
+      const auto percent = std::llround(100 * part.weight / sum);
+      text += (&part == parts_.data() ? " " : "; ") + std::to_string(percent) + "% " + part.source->describe();
+    }
+    return text;
+  }
+
+ private:
+  template <typename Number>
+  std::int64_t most(Number&& number) const {
+    std::int64_t found = 0;
+    for (const auto& part : parts_) found = std::max(found, number(*part.source));
+    return found;
+  }
+
+  std::vector<Part> parts_;
+  Turns turns_;
   std::int64_t position_ = 0;
 };
 
@@ -229,19 +293,50 @@ std::unique_ptr<Source> open_task(const Json& config, Split split, Verify /*veri
       TaskStream(task, std::move(sizes), mix({static_cast<std::uint64_t>(seed), stream})));
 }
 
+/// A source with a weight beside its own keys; it has the mixture's seed unless it gives one.
+MixtureSource::Part open_part(Json config, std::int64_t seed, Split split, Verify verify) {
+  MixtureSource::Part part;
+  if (!config.is_object()) throw std::runtime_error("data: an entry of sources is an object, and is " + shown(config));
+  if (const auto weight = config.find("weight"); weight != config.end()) {
+    if (!json::read(*weight, part.weight) || !(part.weight > 0) || std::isinf(part.weight)) {
+      throw std::runtime_error("data: weight of a source takes a number above 0, and is " + shown(*weight));
+    }
+    config.erase("weight");
+  }
+  if (!config.contains("seed")) config["seed"] = seed;
+  part.source = open_source(config, split, verify);
+  return part;
+}
+
+std::unique_ptr<Source> open_mixture(const Json& config, Split split, Verify verify) {
+  Raw kind_of_source;
+  std::int64_t seed = 0;
+  std::vector<Raw> entries;
+  read_fields(config, "a source of kind \"mixture\"", refuse, [&](auto&& visit) {
+    visit("kind", kind_of_source);
+    visit("seed", seed);
+    visit("sources", entries);
+  });
+  if (entries.empty()) throw std::runtime_error("data: a mixture needs at least one source; sources is empty.");
+  std::vector<MixtureSource::Part> parts;
+  for (const auto& entry : entries) parts.push_back(open_part(entry.value, seed, split, verify));
+  return std::make_unique<MixtureSource>(std::move(parts), static_cast<std::uint64_t>(seed));
+}
+
 using Open = std::unique_ptr<Source> (*)(const Json& config, Split split, Verify verify);
-constexpr std::array<std::pair<std::string_view, Open>, 2> kKinds{{{"tokens", open_tokens}, {"task", open_task}}};
+constexpr std::array<std::pair<std::string_view, Open>, 3> kKinds{
+    {{"tokens", open_tokens}, {"task", open_task}, {"mixture", open_mixture}}};
 
 }  // namespace
 
 std::unique_ptr<Source> open_source(const Json& config, Split split, Verify verify) {
   if (!config.is_object() || !config.contains("kind")) {
-    throw std::runtime_error("data: a source is an object with a kind, \"tokens\" or \"task\".");
+    throw std::runtime_error("data: a source is an object with a kind, \"tokens\", \"task\" or \"mixture\".");
   }
   for (const auto& [name, open] : kKinds) {
     if (config["kind"] == name) return open(config, split, verify);
   }
-  throw std::runtime_error("data: kind takes \"tokens\" or \"task\", and is " + shown(config["kind"]));
+  throw std::runtime_error("data: kind takes \"tokens\", \"task\" or \"mixture\", and is " + shown(config["kind"]));
 }
 
 Accuracy accuracy(const at::Tensor& predicted, const at::Tensor& targets) {

@@ -1,8 +1,10 @@
-// Where training takes its batches from: token files or a synthetic task, named by a small JSON object.
+// Where training takes its batches from: token files, a synthetic task or a mixture of such, named by a small JSON
+// object.
 //
 //   {"kind": "tokens", "files": ["a.tokens", {"path": "b.tokens", "weight": 2}], "seed": 0,
 //    "packed": false, "eval_fraction": 0.01}
 //   {"kind": "task", "task": "mqar", "seed": 0, "vocab_size": 512, "sizes": [{"tokens": 64, "pairs": 4}, …]}
+//   {"kind": "mixture", "seed": 0, "sources": [{"weight": 9, "kind": "tokens", …}, {"weight": 1, "kind": "task", …}]}
 //
 // What a source hands out depends on its configuration and its position alone, so the position, one integer, is all a
 // checkpoint has to keep. An unknown key is an error that names the nearest known one. docs/data.md lists all keys.

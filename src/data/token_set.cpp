@@ -10,9 +10,6 @@
 namespace gka::data {
 namespace {
 
-/// Files with weights take turns in rounds of this many windows; shares are rounded to it.
-constexpr std::int64_t kRound = 4096;
-
 /// Where evaluation starts.
 std::int64_t cut(const TokenFile& file, double eval_fraction) {
   const auto wanted =
@@ -22,23 +19,6 @@ std::int64_t cut(const TokenFile& file, double eval_fraction) {
   if (after == offsets.end()) return wanted;
   const auto document = static_cast<std::int64_t>(*after);
   return 2 * (document - wanted) <= file.tokens() - wanted ? document : wanted;  // keeps at least half of the wanted
-}
-
-/// Whole numbers in proportion to the weights that add up to kRound: largest remainders get what rounding down leaves.
-std::vector<std::int64_t> share_out(const std::vector<TokenSetFile>& files) {
-  double sum = 0;
-  for (const auto& file : files) sum += file.weight;
-  std::vector<std::int64_t> quotas;
-  std::vector<std::pair<double, std::size_t>> remainders;
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    const double exact = files[i].weight / sum * kRound;
-    quotas.push_back(static_cast<std::int64_t>(exact));
-    remainders.emplace_back(std::floor(exact) - exact, i);
-  }
-  std::ranges::sort(remainders);
-  auto left = kRound - std::accumulate(quotas.begin(), quotas.end(), std::int64_t{0});
-  for (std::size_t i = 0; left > 0; ++i, --left) ++quotas[remainders[i % remainders.size()].second];
-  return quotas;
 }
 
 void check(const TokenSetOptions& options) {
@@ -77,15 +57,9 @@ TokenSet::TokenSet(const TokenSetOptions& options) : seed_(options.seed), shuffl
     }
   }
   if (options.files.front().weight == 0) return;
-  quotas_ = share_out(options.files);
-  const Permutation order(kRound, mix({seed_, 2}));
-  std::vector<std::int64_t> drawn(files_.size(), 0);
-  for (std::int64_t place = 0; place < kRound; ++place) {
-    auto slot = order(place);
-    std::size_t file = 0;
-    while (slot >= quotas_[file]) slot -= quotas_[file++];
-    turns_.push_back({file, drawn[file]++});
-  }
+  std::vector<double> weights;
+  for (const auto& file : options.files) weights.push_back(file.weight);
+  turns_ = Turns(weights, mix({seed_, 2}));
 }
 
 std::int64_t TokenSet::windows_of(const File& file, std::int64_t tokens) const {
@@ -115,14 +89,12 @@ TokenSet::Place TokenSet::find_in_all(std::int64_t index, std::int64_t tokens) c
 }
 
 TokenSet::Place TokenSet::find_by_weight(std::int64_t index, std::int64_t tokens) const {
-  const auto round = index / kRound;
-  const auto& [file, before] = turns_[static_cast<std::size_t>(index % kRound)];
+  const auto [file, drawn] = turns_(index);
   const auto all = windows_of(files_[file], tokens);
   if (all == 0) {
     throw std::runtime_error(files_[file].file.path().string() + " has " + std::to_string(files_[file].count) +
                              " tokens here, too few for a window of " + std::to_string(tokens + 1) + ".");
   }
-  const auto drawn = round * quotas_[file] + before;
   const auto epoch = static_cast<std::uint64_t>(drawn / all);
   auto window = drawn % all;
   if (shuffle_) window = Permutation(all, mix({seed_, 3, file, epoch}))(window);
@@ -130,7 +102,7 @@ TokenSet::Place TokenSet::find_by_weight(std::int64_t index, std::int64_t tokens
 }
 
 TokenSet::Place TokenSet::find(std::int64_t index, std::int64_t tokens) const {
-  return quotas_.empty() ? find_in_all(index, tokens) : find_by_weight(index, tokens);
+  return turns_.empty() ? find_in_all(index, tokens) : find_by_weight(index, tokens);
 }
 
 std::vector<std::int64_t> TokenSet::fill(std::int64_t index, std::span<std::int64_t> inputs,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/token_file.h"
+#include "data/turns.h"
 
 namespace gka::data {
 
@@ -57,20 +58,13 @@ class TokenSet {
     std::uint64_t epoch;  // of this file
   };
 
-  /// One window of a round: of which file, and how many of it came before in this round.
-  struct Turn {
-    std::size_t file;
-    std::int64_t before;
-  };
-
   std::int64_t windows_of(const File& file, std::int64_t tokens) const;
   Place find(std::int64_t index, std::int64_t tokens) const;
   Place find_in_all(std::int64_t index, std::int64_t tokens) const;
   Place find_by_weight(std::int64_t index, std::int64_t tokens) const;
 
   std::vector<File> files_;
-  std::vector<std::int64_t> quotas_;  // by weight: windows of each file in a round; empty without weights
-  std::vector<Turn> turns_;           // of a round
+  Turns turns_;  // of files, by weight; empty without weights
   std::uint64_t seed_;
   bool shuffle_;
 };

@@ -181,9 +181,13 @@ void anchor_path(Json& path, const fs::path& base) {
   if (path.is_string()) path = fs::absolute(base / path.get<std::string>()).lexically_normal().string();
 }
 
-/// The token files named in a source: one, or a list.
+/// The token files named in a source, one or a list, or in the sources of a mixture.
 void anchor_files(Json& source, const fs::path& base) {
-  if (!source.is_object() || !source.contains("files")) return;
+  if (!source.is_object()) return;
+  if (const auto parts = source.find("sources"); parts != source.end() && parts->is_array()) {
+    for (auto& part : *parts) anchor_files(part, base);
+  }
+  if (!source.contains("files")) return;
   auto& files = source["files"];
   const auto anchor = [&](Json& entry) {
     anchor_path(entry.is_object() && entry.contains("path") ? entry["path"] : entry, base);

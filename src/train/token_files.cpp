@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
+#include <vector>
 
 #include "base/files.h"
 #include "data/model_tokenizer.h"
@@ -13,13 +15,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The first token file of a source, if it is one of token files.
-std::optional<fs::path> first_token_file(const Json& source) {
+/// The first file of each source of token files: of this one, or of those that it mixes.
+std::vector<fs::path> token_files(const Json& source) {
+  if (!source.is_object()) return {};
+  std::vector<fs::path> found;
+  if (const auto parts = source.find("sources"); parts != source.end() && parts->is_array()) {
+    for (const auto& part : *parts) std::ranges::copy(token_files(part), std::back_inserter(found));
+  }
   const auto files = source.find("files");
-  if (files == source.end() || (files->is_array() && files->empty())) return std::nullopt;
+  if (files == source.end() || (files->is_array() && files->empty())) return found;
   const auto& first = files->is_array() ? files->front() : *files;
   const auto& path = first.is_object() && first.contains("path") ? first["path"] : first;
-  return path.is_string() ? std::optional<fs::path>(path.get<std::string>()) : std::nullopt;
+  if (path.is_string()) found.emplace_back(path.get<std::string>());
+  return found;
+}
+
+std::optional<fs::path> first_token_file(const Json& source) {
+  const auto files = token_files(source);
+  return files.empty() ? std::nullopt : std::optional(files.front());
 }
 
 }  // namespace
@@ -49,8 +62,9 @@ Config with_end_token(Config config, const std::function<void(const std::string&
 
 void check_tokenizer(const Config& config, const fs::path& folder) {
   for (const auto* source : {&config.data, &config.eval_data}) {
-    const auto file = source->is_object() ? first_token_file(*source) : std::nullopt;
-    if (file) data::check_model_tokenizer(folder, data::TokenFile(*file).header().tokenizer, file->string());
+    for (const auto& file : token_files(*source)) {
+      data::check_model_tokenizer(folder, data::TokenFile(file).header().tokenizer, file.string());
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "support.h"
@@ -34,7 +35,8 @@ Json mqar() {
 
 TEST_F(Sources, continue_from_a_position_as_if_never_interrupted) {
   const Json tokens{{"kind", "tokens"}, {"files", {write_counting("a.tokens", 500)}}, {"packed", true}};
-  for (const auto& config : {mqar(), tokens}) {
+  const Json mixed{{"kind", "mixture"}, {"sources", {mqar(), tokens}}};
+  for (const auto& config : {mqar(), tokens, mixed}) {
     const auto whole = open_source(config), resumed = open_source(config);
     std::vector<Batch> batches;
     for (int i = 0; i < 12; ++i) batches.push_back(whole->next(4, 16));
@@ -86,14 +88,40 @@ TEST_F(Sources, are_scored_by_their_answers) {
   EXPECT_EQ(scored.sequences, 5);
 }
 
+TEST_F(Sources, that_are_mixed_hand_out_whole_batches_of_each_by_weight_and_none_twice) {
+  const Json text{{"kind", "tokens"}, {"files", {write_counting("a.tokens", 500)}}, {"weight", 3}, {"shuffle", false}};
+  const Json config{{"kind", "mixture"}, {"seed", 7}, {"sources", {text, mqar()}}};
+  Json own = text;
+  own.erase("weight");
+  const auto mixed = open_source(config), tokens = open_source(own);
+  Json seeded = mqar();
+  seeded["seed"] = 7;
+  const auto task = open_source(seeded);
+  int of_text = 0;
+  for (int i = 0; i < 4096; ++i) {
+    const auto batch = mixed->next(2, 16);
+    const bool is_text = batch.inputs.size(1) == 16;
+    of_text += is_text;
+    EXPECT_TRUE(same(batch, (is_text ? *tokens : *task).next(2, 16))) << i;
+  }
+  EXPECT_EQ(of_text, 3 * 4096 / 4);
+  EXPECT_EQ(mixed->epoch(16), 0);
+  EXPECT_EQ(mixed->longest(16), 64);
+  EXPECT_EQ(mixed->vocab_size(), std::max<std::int64_t>(128, tokens->vocab_size()));
+  EXPECT_TRUE(has(mixed->describe(), "mixture: 75% tokens: 1 file")) << mixed->describe();
+}
+
 TEST_F(Sources, name_what_is_wrong_with_their_configuration) {
   const auto open = [](const char* text) { return complaint([&] { open_source(Json::parse(text)); }); };
   EXPECT_TRUE(has(open("{}"), "a source is an object with a kind"));
-  EXPECT_TRUE(has(open(R"({"kind": "token"})"), R"(kind takes "tokens" or "task", and is "token")"));
+  EXPECT_TRUE(has(open(R"({"kind": "token"})"), R"(kind takes "tokens", "task" or "mixture", and is "token")"));
   EXPECT_TRUE(has(open(R"({"kind": "tokens", "file": []})"), "did you mean 'files'?"));
   EXPECT_TRUE(has(open(R"({"kind": "tokens"})"), "files is empty"));
   EXPECT_TRUE(has(open(R"({"kind": "tokens", "files": ["/nowhere"]})"), "/nowhere: No such file"));
   EXPECT_TRUE(has(open(R"({"kind": "task"})"), "needs task"));
+  EXPECT_TRUE(has(open(R"({"kind": "mixture"})"), "sources is empty"));
+  EXPECT_TRUE(has(open(R"({"kind": "mixture", "sources": [{"weight": 0}]})"), "takes a number above 0, and is 0"));
+  EXPECT_TRUE(has(open(R"({"kind": "mixture", "sources": [{"kind": "task", "task": "mqra"}]})"), "mean 'mqar'?"));
   EXPECT_TRUE(has(open(R"({"kind": "task", "task": "mqar", "pair": 3})"), "did you mean 'pairs'?"));
   EXPECT_TRUE(has(open(R"({"kind": "task", "task": "copy", "pairs": 3})"), "'pairs' of task copy is unknown"));
   EXPECT_TRUE(has(open(R"({"kind": "task", "task": "mqar", "filler": "ones"})"), "takes one of zeros, random"));

@@ -224,3 +224,26 @@ def test_evaluation_without_anything_to_evaluate_on_says_what_to_set(gka):
     sentence = only_sentence(gka.call("train", "small.json", "--set", "model.vocab_size=257"))
     for key in ["data.eval_fraction", "eval_data", "eval_every=0"]:
         assert key in sentence
+
+
+def test_a_mixture_trains_on_files_beside_the_training_file_and_goes_on_as_if_never_stopped(gka):
+    """Every fourth batch is a task's; the tokenizer is that of its text."""
+    (gka.folder / "there").mkdir()
+    (gka.folder / "there" / "text.txt").write_text("the cat sat on the mat and the dog sat on the cat " * 40)
+    made = gka.call("tokenize", "there/text.txt", "--out", "there/text")
+    assert made.returncode == 0, made.stderr
+    task = {"kind": "task", "task": "mqar", "vocab_size": 64, "tokens": 8, "pairs": 2}
+    text = {"kind": "tokens", "files": ["text.tokens"], "eval_fraction": 0.3, "packed": True, "weight": 3}
+    mixture = {"kind": "mixture", "sources": [text, task]}
+    gka.write("there/mixed.json", data=mixture, steps=8, eval_every=4, checkpoint_every=4)
+    gka.train("there/mixed.json", "--set", "model.vocab_size=257")
+    tokens = [line["tokens"] for line in gka.metrics("runs/mixed")]
+    steps = {after - before for before, after in zip([0, *tokens], tokens, strict=False)}
+    assert steps > {256}, "batches of the task are shorter, and some parts of a step are"
+    done = gka.call("train", "there/mixed.json", "--set", "model.vocab_size=257", "--set", "output=again",
+                    GKA_TEST_FAULT="step@6")  # fmt: skip
+    assert done.returncode != 0
+    gka.train("again", "--resume")
+    assert gka.weights("again") == gka.weights("runs/mixed")
+    said = gka.call("generate", "runs/mixed", "--prompt", "the cat", "--max-tokens", 3, "--greedy")
+    assert said.returncode == 0, said.stderr
