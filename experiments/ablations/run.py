@@ -38,8 +38,8 @@ USUAL_RATE = 2e-3  # where experiments/lm has not found GKA's best one yet
 
 @dataclass(frozen=True)
 class Variant:
-    """`choices` are keys of gka_config, `settings` of the training file; `iterations`: solver steps it is measured with
-    besides its own; `shifts`: what is added to the first weights whose names end so."""
+    """`choices` are keys of the layer's configuration, `settings` of the training file; `iterations`: solver steps it is
+    measured with besides its own; `shifts`: what is added to the first weights whose names end so."""
 
     title: str
     choices: dict[str, object] = field(default_factory=dict)
@@ -47,6 +47,17 @@ class Variant:
     fits_as: str = ""
     settings: dict[str, object] = field(default_factory=dict)
     shifts: dict[str, float] = field(default_factory=dict)
+    layer: str = "gka"  # or a rival of the same state that is asked the same question
+
+
+FAST_DECAY = {"dt_bias": 2.303}
+
+
+def narrow_gdn(eps: float) -> Variant:
+    """Gated DeltaNet of GKA's parameters and size of values."""
+    return Variant(
+        f"Gated DeltaNet, values as wide as keys, ε {eps:g}", {"expand_v": 1.0, "norm_eps": eps}, layer="gdn"
+    )
 
 
 VARIANTS = {
@@ -71,9 +82,19 @@ VARIANTS = {
     "fixed-ridge": Variant("no gradient through λ", {"bp_lambda": False}),
     "wide-values": Variant("values twice as wide, as GDN's", {"expand_v": 2.0}, fits_as="gdn"),
     "norm-eps": Variant("ε of the output's norm 1e-5, as GDN's", {"norm_eps": 1e-5}),
+    "eps-1e-4": Variant("ε of the output's norm 1e-4", {"norm_eps": 1e-4}),
+    "eps-1e-3": Variant("ε of the output's norm 1e-3", {"norm_eps": 1e-3}),
+    "eps-1e-5-wide": Variant(
+        "ε 1e-5 and values twice as wide, as GDN's", {"norm_eps": 1e-5, "expand_v": 2.0}, fits_as="gdn"
+    ),
+    "eps-1e-5-fast": Variant("ε 1e-5 and decay that begins ten times as fast", {"norm_eps": 1e-5}, shifts=FAST_DECAY),
+    "gdn-eps-1e-6": narrow_gdn(1e-6),
+    "gdn-eps-1e-5": narrow_gdn(1e-5),
+    "gdn-eps-1e-4": narrow_gdn(1e-4),
+    "gdn-eps-1e-3": narrow_gdn(1e-3),
     "slow-start": Variant("warm-up three times as long", settings={"warmup": 0.15}),
     "low-alpha": Variant("α begins at 0.12, not at 0.5", shifts={"alpha_proj.bias": -2.0}),
-    "fast-decay": Variant("decay begins ten times as fast", shifts={"dt_bias": 2.303}),
+    "fast-decay": Variant("decay begins ten times as fast", shifts=FAST_DECAY),
 }
 
 
@@ -85,12 +106,24 @@ def gka_rate(size: str) -> float:
     return USUAL_RATE
 
 
+def as_released(results: Results) -> Results:
+    """What experiments/lm has of the same models on as much text: the released form, and Gated DeltaNet with narrow values."""
+    asked = {(r["size"], r["corpus"], r["tokens"], r["rate"]) for r in results.values() if "measures" in r}
+    found: Results = {}
+    for layer, variant in (("gka", "base"), ("gdn-narrow", "gdn-eps-1e-5")):
+        for name, result in read_results(LM_RESULTS).items():
+            alike = (result["size"], result["corpus"], result["tokens"], result["rate"]) in asked
+            if alike and (result["layer"], result["stage"], result["match"]) == (layer, "final", "parameters"):
+                found[name] = result | {"variant": variant, "iterations": ()}
+    return found
+
+
 def make(options: argparse.Namespace, variant: str, seed: int) -> Run:
     size = SIZES[options.size]
     tokens, rate = options.tokens or size.tokens, options.rate or gka_rate(options.size)
     model = common(options.size, vocabulary_of(options)) | {
-        "hybrid_override_pattern": f"{size.blocks}xGKA",
-        "gka_config": VARIANTS[variant].choices,
+        "hybrid_override_pattern": f"{size.blocks}x{VARIANTS[variant].layer.upper()}",
+        f"{VARIANTS[variant].layer}_config": VARIANTS[variant].choices,
         "intermediate_size": size.fitted.get(VARIANTS[variant].fits_as, size.mlp),
     }
     tags = {"size": options.size, "variant": variant, "corpus": options.corpus, "rate": rate, "seed": seed,
@@ -100,7 +133,7 @@ def make(options: argparse.Namespace, variant: str, seed: int) -> Run:
         tags=tags,
         settings={"model": model} | recipe(options, tokens, rate, seed) | VARIANTS[variant].settings,
         alike=f"{options.size}-{variant}-{options.corpus}",
-        speed=guessed_speed(options.size, "gka"),
+        speed=guessed_speed(options.size, VARIANTS[variant].layer),
         measured=not options.loss_only,
         shifts=VARIANTS[variant].shifts,
     )
@@ -134,7 +167,7 @@ def arguments() -> argparse.Namespace:
 def report(results: Results) -> None:
     from table import write_report  # here: it draws, and a machine that only trains may have no matplotlib
 
-    write_report(results, VARIANTS, HERE)
+    write_report(as_released(results) | results, VARIANTS, HERE)
 
 
 def main() -> int:

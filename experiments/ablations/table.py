@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import sys
 from pathlib import Path
 
@@ -52,15 +54,34 @@ def table(runs: Runs, variants: dict) -> str:
     return markdown(header, [row(variants[name].title, many) for name, many in runs.items()])
 
 
+def differences(runs: Runs, variants: dict) -> str:
+    """Against the released form on the same windows: a standard error over windows, without the seed's share."""
+    kept = {name: [run for run in many if "windows" in run.get("measures", {}).get("held_out", {})]
+            for name, many in runs.items()}  # fmt: skip
+    if not kept.get("base"):
+        return ""
+    base = kept["base"][0]["measures"]["held_out"]["windows"]
+    rows = []
+    for name, many in kept.items():
+        for run in many if name != "base" else []:
+            apart = [mine - its for mine, its in zip(run["measures"]["held_out"]["windows"], base, strict=True)]
+            error = statistics.stdev(apart) / math.sqrt(len(apart))
+            rows.append([variants[name].title, str(run["seed"]), f"{statistics.fmean(apart):+.4f} ±{error:.4f}"])
+    seed = kept["base"][0]["seed"]
+    return (
+        markdown(["variant", "seed", f"loss less that of the released form (seed {seed}), same windows"], rows)
+        if rows
+        else ""
+    )
+
+
 def inference_alone(runs: Runs) -> str:
     """The trained model with fewer solver steps than it was trained with."""
     rows = []
     for run in runs.get("base", []):
-        for count, held in run.get("measures", {}).get("iterations", {}).items():
-            rows.append([count, str(run["seed"]), number(held["all"]["loss"], 4)])
-        if "measures" not in run:
-            continue
-        rows.append(["30 (its own)", str(run["seed"]), number(run["measures"]["held_out"]["all"]["loss"], 4)])
+        if fewer := run.get("measures", {}).get("iterations", {}):
+            held = fewer | {"30 (its own)": run["measures"]["held_out"]}
+            rows += [[count, str(run["seed"]), number(one["all"]["loss"], 4)] for count, one in held.items()]
     return markdown(["iterations at inference", "seed", "loss"], rows) if rows else ""
 
 
@@ -89,7 +110,7 @@ def write_report(results: Results, variants: dict, folder: Path) -> None:
         every = [run for many in runs.values() for run in many]
         about = f"{tokens / 1e6:.0f}M tokens, rate {every[0]['rate']:g}; {every[0]['device']}"
         parts += [f"## {size}, {corpus}\n\n{about}, {max(run['date'] for run in every)}.\n", table(runs, variants)]
-        parts.append(inference_alone(runs))
+        parts += [differences(runs, variants), inference_alone(runs)]
         if "constant" not in runs:
             continue
         name = f"ridge-{size}-{corpus}-{tokens // 10**6}M.png"

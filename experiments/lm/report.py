@@ -24,7 +24,7 @@ Group = tuple[str, str, str, int]  # size, corpus, match, millions of tokens
 FIRST = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16))  # positions
 
 
-def finals(results: Results) -> dict[Group, dict[str, list[dict]]]:
+def measured(results: Results) -> dict[Group, dict[str, list[dict]]]:
     """The measured runs of each table, by layer, in the order of LAYERS."""
     groups: dict[Group, dict[str, list[dict]]] = {}
     for result in results.values():
@@ -34,6 +34,22 @@ def finals(results: Results) -> dict[Group, dict[str, list[dict]]]:
     return {
         group: {layer: groups[group][layer] for layer in LAYERS if layer in groups[group]} for group in sorted(groups)
     }
+
+
+def finals(layers: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """Those at the rate of a layer's first: its seeds."""
+    return {layer: [run for run in runs if run["rate"] == runs[0]["rate"]] for layer, runs in layers.items()}
+
+
+def other_rates(layers: dict[str, list[dict]]) -> str:
+    """All tokens at another rate than the one that was chosen."""
+    rows = [
+        [LAYERS[layer].title, f"{run['rate']:g}", str(run["seed"]), number(run["measures"]["held_out"]["all"]["loss"])]
+        for layer, runs in layers.items()
+        for run in runs
+        if run["rate"] != runs[0]["rate"]
+    ]
+    return "All tokens at other rates:\n\n" + markdown(["layer", "rate", "seed", "loss"], rows) if rows else ""
 
 
 def average(runs: list[dict], value: Callable[[dict], float | None]) -> float | None:
@@ -160,7 +176,7 @@ def draw(layers: dict[str, list[dict]], title: str, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    for layer, runs in layers.items():
+    for i, (layer, runs) in enumerate(layers.items()):
         held = runs[0]["measures"]["held_out"]
         name = LAYERS[layer].title
         curve = runs[0]["curve"]
@@ -168,7 +184,9 @@ def draw(layers: dict[str, list[dict]], title: str, path: Path) -> None:
         places = [int(key.split("-")[1]) + 1 for key in held["position"]]
         axes[1].plot(places, list(held["position"].values()), marker="o", markersize=3, label=name)
         kinds = [kind for kind in held["kind"] if kind != "seen" and held["kind"][kind]["loss"] is not None]
-        axes[2].plot(kinds, [held["kind"][kind]["loss"] for kind in kinds], marker="o", linestyle="", label=name)
+        beside = [place + 0.08 * (i - (len(layers) - 1) / 2) for place in range(len(kinds))]  # dots do not hide dots
+        axes[2].plot(beside, [held["kind"][kind]["loss"] for kind in kinds], marker="o", linestyle="", label=name)
+        axes[2].set_xticks(range(len(kinds)), [kind.removeprefix("seen ") for kind in kinds])
     axes[0].set(xlabel="step", ylabel="training loss")
     axes[1].set(xlabel="position in the context, up to", ylabel="held-out loss", xscale="log")
     axes[2].set(ylabel="held-out loss", xlabel="the pair stood earlier in the context")
@@ -180,8 +198,9 @@ def draw(layers: dict[str, list[dict]], title: str, path: Path) -> None:
 
 def write_report(results: Results, folder: Path) -> None:
     parts = ["# Results\n\nWritten by `run.py report` from `results.jsonl`.\n"]
-    for group, layers in finals(results).items():
+    for group, every in measured(results).items():
         size, corpus, match, millions = group
+        layers = finals(every)
         runs = [run for many in layers.values() for run in many]
         device, date = runs[0]["device"], max(run["date"] for run in runs)
         parts.append(f"## {size}, {corpus}, same {match}\n\n{millions}M tokens; {device}, {date}.\n")
@@ -189,7 +208,7 @@ def write_report(results: Results, folder: Path) -> None:
             parts.append(bits(layers))
         else:
             parts += [losses(layers), paired(layers), positions(layers), tasks(layers)]
-        parts += ["Learning rates, a fifth of the tokens:\n", rates(results, group)]
+        parts += ["Learning rates, a fifth of the tokens:\n", rates(results, group), other_rates(every)]
         usual = millions == round(SIZES[size].tokens / 1e6)
         name = f"lm-{size}-{corpus}-{match}{'' if usual else f'-{millions}M'}.png"
         title = f"{size}, {corpus}, same {match}, {millions}M tokens"
