@@ -1,6 +1,7 @@
 """Training throughput of large models: the paper's table of 8B and 14B at 16K, 32K and 64K tokens, on one card.
 
   measure    --part layer: one layer of each kind against the length
+             --part fla --fla FOLDER: the layers of flash-linear-attention in the same way
              --part 2.8b: the whole model, activations checkpointed
              --part 8b, --part 14b: the first 4 and the first 8 blocks, embedding and head as they are
              writes --out/PART.json
@@ -47,6 +48,19 @@ def bench(*arguments: str) -> dict:
     return json.loads(done.stdout)
 
 
+def beside(options: argparse.Namespace) -> dict:
+    if options.fla is None:
+        raise SystemExit(
+            "throughput: --part fla needs --fla, the folder that holds flash-linear-attention's package fla"
+        )
+    command = [sys.executable, str(HERE / "beside.py"), options.fla]
+    command += [] if options.device == "auto" else ["--device", options.device]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit("throughput: beside.py failed")
+    return json.loads(done.stdout)
+
+
 def training(configs: list[Path], options: argparse.Namespace) -> dict:
     """One program for each model: two of them with their optimisers would not always fit beside each other."""
     where = ["--device", options.device, "--lengths", options.lengths, "--steps", str(options.steps)]
@@ -73,6 +87,8 @@ def cut(size: str, model: str, blocks: int, folder: Path) -> Path:
 def measure_part(part: str, options: argparse.Namespace) -> dict:
     if part == "layer":
         return bench("layer", "--layers", options.layers, "--device", options.device)
+    if part == "fla":
+        return beside(options)
     if part == "2.8b":
         return training([ROOT / "configs" / part / f"{model}.json" for model in MODELS], options)
     with tempfile.TemporaryDirectory() as folder:
@@ -156,14 +172,14 @@ def report(options: argparse.Namespace) -> int:
         if "batch_tokens" in told:
             about += f", {told['batch_tokens']:,} tokens a step"
         parts.append(f"## {part}\n\n{about}.\n")
-        parts += [layers(told)] if part == "layer" else [measured(told)]
+        parts += [layers(told)] if part in ("layer", "fla") else [measured(told)]
         parts += [slopes(told, part)] if part in BLOCKS else []
     write_atomically(Path(options.out) / "results.md", lambda path: path.write_text("\n".join(parts)))
     print(f"{Path(options.out) / 'results.md'} has the tables.")
     return 0
 
 
-PARTS = ("layer", "2.8b", *BLOCKS)
+PARTS = ("layer", "fla", "2.8b", *BLOCKS)
 
 
 def arguments() -> argparse.Namespace:
@@ -173,6 +189,7 @@ def arguments() -> argparse.Namespace:
     measuring.set_defaults(command=measure)
     measuring.add_argument("--part", nargs="+", choices=PARTS, required=True)
     measuring.add_argument("--layers", default="*,DN,GDN,M2,GKA", help="of --part layer, as gka bench layer takes them")
+    measuring.add_argument("--fla", metavar="FOLDER", help="of --part fla: holds the package fla")
     measuring.add_argument("--lengths", default=LENGTHS)
     measuring.add_argument("--batch-tokens", type=int, help="a step (the longest length)")
     measuring.add_argument("--steps", type=int, default=3)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,30 @@ def test_a_model_is_cut_to_so_many_blocks_and_keeps_its_shape(tmp_path):
         few = json.loads(throughput.cut(size, "gka", 4, tmp_path).read_text())
         assert few.pop("hybrid_override_pattern") == "4xGKA"
         assert few.items() <= whole.items()
+
+
+def test_layers_of_others_are_timed_and_what_is_missing_is_said(tmp_path):
+    pytest.importorskip("torch")
+    layers = tmp_path / "fla" / "layers"
+    layers.mkdir(parents=True)
+    (tmp_path / "fla" / "__init__.py").write_text('__version__ = "0"')
+    (layers / "__init__.py").write_text("")
+    stand_in = """
+        import torch
+        class GatedDeltaNet(torch.nn.Module):
+            def __init__(self, hidden_size, layer_idx, num_heads, head_dim, expand_v):
+                super().__init__()
+                assert hidden_size == num_heads * head_dim and expand_v == 2
+                self.inner = torch.nn.Linear(hidden_size, hidden_size)
+            def forward(self, x):
+                return self.inner(x), None, None
+    """
+    (layers / "gated_deltanet.py").write_text(textwrap.dedent(stand_in))
+    command = [sys.executable, FILE.with_name("beside.py"), tmp_path, "--layers", "GDN,KDA", "--lengths", "8,1k"]
+    command += ["--heads", "2", "--head-dim", "4", "--repetitions", "2", "--device", "cpu"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second, *missing = json.loads(done.stdout)["rows"]
+    assert (first["name"], first["length"], second["length"]) == ("FLA GDN", 8, 1024)
+    assert first["milliseconds"] > 0 and all("fla.layers.kda" in row["error"] for row in missing)
+    assert "FLA GDN, ms" in throughput.layers(json.loads(done.stdout))
