@@ -56,7 +56,9 @@ FAST_DECAY = {"dt_bias": 2.303}
 def narrow_gdn(eps: float) -> Variant:
     """Gated DeltaNet of GKA's parameters and size of values."""
     return Variant(
-        f"Gated DeltaNet, values as wide as keys, ε {eps:g}", {"expand_v": 1.0, "norm_eps": eps}, layer="gdn"
+        f"Gated DeltaNet, values as wide as keys, ε {eps:.0e}".replace("e-0", "e-"),
+        {"expand_v": 1.0, "norm_eps": eps},
+        layer="gdn",
     )
 
 

@@ -104,6 +104,44 @@ def draw(runs: Runs, variants: dict, path: Path) -> None:
     plt.close(figure)
 
 
+def draw_positions(runs: Runs, variants: dict, path: Path) -> None:
+    """What each variant gains or loses against the released form, by position and by kind of token."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    held = {name: [run["measures"]["held_out"] for run in many if "measures" in run] for name, many in runs.items()}
+    held = {name: many for name, many in held.items() if many}
+    places = list(held["base"][0]["position"])
+    kinds = [kind for kind in held["base"][0]["kind"] if kind != "seen"]
+
+    def apart(name: str, part: str, key: str) -> float:
+        def loss(one: dict) -> float:
+            return one[part][key]["loss"] if part == "kind" else one[part][key]
+
+        return average(held[name], loss) - average(held["base"], loss)
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.6), layout="constrained")
+    others = [name for name in held if name != "base"]
+    for i, name in enumerate(others):
+        title = f"{variants[name].title}: {average(held[name], lambda h: h['all']['loss']):.3f}"
+        ends = [int(place.split("-")[1]) + 1 for place in places]
+        (line,) = left.plot(ends, [apart(name, "position", p) for p in places], marker="o", markersize=3, label=title)
+        beside = [place + 0.1 * (i - (len(others) - 1) / 2) for place in range(len(kinds))]
+        losses = [apart(name, "kind", kind) for kind in kinds]
+        right.plot(beside, losses, marker="o", linestyle="", color=line.get_color())
+    own = average(held["base"], lambda h: h["all"]["loss"])
+    left.axhline(0, color="grey", linewidth=1, label=f"{variants['base'].title}: {own:.3f}")
+    right.axhline(0, color="grey", linewidth=1)
+    left.set(xlabel="position in the context, up to", ylabel="held-out loss less the released form's", xscale="log")
+    right.set(xlabel="the pair stood earlier in the context")
+    right.set_xticks(range(len(kinds)), [kind.removeprefix("seen ") for kind in kinds])
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def write_report(results: Results, variants: dict, folder: Path) -> None:
     parts = ["# Results\n\nWritten by `run.py report` from `results.jsonl`.\n"]
     for (size, corpus, tokens), runs in by_variant(results, variants).items():
@@ -111,6 +149,10 @@ def write_report(results: Results, variants: dict, folder: Path) -> None:
         about = f"{tokens / 1e6:.0f}M tokens, rate {every[0]['rate']:g}; {every[0]['device']}"
         parts += [f"## {size}, {corpus}\n\n{about}, {max(run['date'] for run in every)}.\n", table(runs, variants)]
         parts += [differences(runs, variants), inference_alone(runs)]
+        if len([many for many in runs.values() if "measures" in many[0]]) > 1 and "base" in runs:
+            name = f"variants-{size}-{corpus}-{round(tokens / 1e6)}M.png"
+            write_atomically(folder / name, lambda path, runs=runs: draw_positions(runs, variants, path))
+            parts.append(f"![]({name})\n")
         if "constant" not in runs:
             continue
         name = f"ridge-{size}-{corpus}-{tokens // 10**6}M.png"

@@ -77,6 +77,7 @@ LAYERS = {
     "gdn-narrow": Layer("Gated DeltaNet, values as wide as keys", "GDN", {"gdn_config": {"expand_v": 1.0}}),
     "gka-paper": Layer("GKA as in the paper (β = 1)", "GKA", {"gka_config": {"use_beta_gate": False}}),
     "gka": Layer("GKA as released (β²)", "GKA"),
+    "gka-eps": Layer("GKA, ε of its norm 1e-5 as GDN's", "GKA", {"gka_config": {"norm_eps": 1e-5}}),
     "gla": Layer("GLA", "GLA", fits_as="gla"),
     "kda": Layer("KDA", "KDA", fits_as="kda"),
 }
