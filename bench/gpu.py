@@ -51,11 +51,13 @@ class Row:
     batch: int
     tokens: int  # 1: a step
     target: float
-    quoted: float
+    quoted: float | None
+    heads: int = HEADS
 
     @property
     def name(self) -> str:
-        return f"{self.work}, B{self.batch}" + (f" T{self.tokens}" if self.tokens > 1 else "")
+        size = f" T{self.tokens}" if self.tokens > 1 else ""
+        return f"{self.work}, B{self.batch}{size}" + (f", {self.heads} heads" if self.heads != HEADS else "")
 
 
 ROWS = (
@@ -72,6 +74,7 @@ ROWS = (
     Row("one token", 1, 1, 0.03, 0.16),
     Row("one token", 32, 1, 0.08, 0.41),
     Row("one token", 256, 1, 0.22, 0.62),
+    Row("one token", 256, 1, 0.60, None, heads=32),
 )
 
 
@@ -295,13 +298,13 @@ def measure_pass(row: Row, budget: float, beside: Beside | None) -> Measured:
 
 
 def measure_step(row: Row, budget: float) -> Measured:
-    """States of 1 MiB per sequence, in rotation through at least 256 MiB."""
-    count = max(2, 256 // row.batch)
-    tokens = [[tensor[:, 0] for tensor in inputs(row.batch, 1, seed)] for seed in range(count)]
+    """States of 128 KiB per sequence and head, in rotation through at least 256 MiB."""
+    count, heads = max(2, 256 // row.batch), row.heads
+    tokens = [[t[:, 0] for t in inputs(row.batch, 1, seed, shape=Shape(heads=heads))] for seed in range(count)]
     states = []
     for _ in range(count):
-        root = torch.randn(row.batch, HEADS, DIM, 2 * DIM, device="cuda")
-        states.append(((root @ root.mT) / DIM, torch.randn(row.batch, HEADS, DIM, DIM, device="cuda")))
+        root = torch.randn(row.batch, heads, DIM, 2 * DIM, device="cuda")
+        states.append(((root @ root.mT) / DIM, torch.randn(row.batch, heads, DIM, DIM, device="cuda")))
 
     def step_of(i: int) -> Callable[[], object]:
         return lambda: gka.gated_kalmanet_step(*tokens[i], state=states[i], iterations=ITERATIONS)
