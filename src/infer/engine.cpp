@@ -41,6 +41,9 @@ std::int64_t physical_memory() {
   return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::int64_t>(sysconf(_SC_PAGESIZE));
 }
 
+/// What a step computes in takes a fifth of a small card and ten gigabytes of a large one, at the most.
+std::int64_t without_activations(std::int64_t free) { return free - std::min(free / 5, std::int64_t{10} << 30); }
+
 bool has_gka(const models::ModelConfig& config) { return std::ranges::count(config.layer_types, "GKA") > 0; }
 
 /// Solver steps after which Chebyshev's bound on the error is below what bfloat16 shows; never more than the model's.
@@ -61,7 +64,7 @@ std::int64_t own_context(const models::ModelConfig& config) {
 
 SchedulerOptions scheduler_options(const models::Decoder& decoder, const EngineOptions& options) {
   const bool cpu = decoder.device().is_cpu();
-  const auto memory = cpu ? physical_memory() / 4 : free_memory(decoder.device()) * 8 / 10;
+  const auto memory = cpu ? physical_memory() / 4 : without_activations(free_memory(decoder.device()));
   SchedulerOptions chosen;
   auto& pool = chosen.pool;
   pool.grows = cpu;

@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "layers/functions.h"
+#include "ops/sample.h"
 
 namespace gka::infer {
 namespace {
@@ -119,6 +120,29 @@ std::string why_not(double logprob, double adjusted) {
   return {};
 }
 
+/// Whether every row draws from all tokens, or takes the likeliest, by the model's own logits: then one kernel does it.
+bool draws_plainly(const at::Tensor& logits, std::span<const Row> rows) {
+  return ops::has_sample(logits) && std::ranges::none_of(rows, [](const Row& row) {
+           return adjusts(row) || row.top > 0 || (row.sampling->temperature > 0 && truncates(*row.sampling));
+         });
+}
+
+std::vector<Drawn> draw_plainly(const at::Tensor& logits, std::span<const Row> rows) {
+  std::vector<double> how;
+  for (const auto& row : rows) {
+    how.push_back(row.sampling->temperature);
+    how.push_back(uniform(row.sampling->seed, row.drawn));
+  }
+  const auto host = ops::sample(logits, row_of(how, at::kDouble, logits)).cpu();
+  std::vector<Drawn> drawn(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto* values = host.const_data_ptr<double>() + 2 * i;
+    drawn[i].event = {.token = static_cast<std::int64_t>(values[0]), .logprob = static_cast<float>(values[1])};
+    drawn[i].error = why_not(values[1], values[1]);
+  }
+  return drawn;
+}
+
 std::string number(double value) {
   std::ostringstream text;
   text << value;
@@ -168,6 +192,7 @@ void check_sampling(const Sampling& s, std::int64_t vocabulary) {
 }
 
 std::vector<Drawn> draw(const at::Tensor& logits, std::span<const Row> rows) {
+  if (draws_plainly(logits, rows)) return draw_plainly(logits, rows);
   const auto raw = layers::accumulate(logits);
   auto scores = raw;
   std::vector<std::int64_t> plain, truncated;

@@ -15,6 +15,12 @@ std::int64_t power_of_two(std::int64_t value) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(value, 1))));
 }
 
+/// Rows that a step is recorded with: not many sizes, and not many rows for nothing.
+std::int64_t recorded_rows(std::int64_t sequences) {
+  const auto most = power_of_two(sequences), apart = std::max<std::int64_t>(8, most / 8);
+  return std::min(most, (sequences + apart - 1) / apart * apart);
+}
+
 std::int64_t widest(const Batch& batch) {
   std::int64_t width = 0;
   for (const auto position : batch.positions) width = std::max(width, pages_for(position + 1));
@@ -87,7 +93,7 @@ at::Tensor Stepper::run(const Inputs& inputs, const layers::Inference& more) con
 }
 
 at::Tensor Stepper::recorded(const Batch& batch) {
-  const auto rows = power_of_two(batch.size());
+  const auto rows = recorded_rows(batch.size());
   const auto width = pool_.pages_needed() ? power_of_two(widest(batch)) : 0;
   auto& recording = recordings_[{rows, width, !batch.iterations.empty()}];
   auto& held = recording.inputs;

@@ -132,6 +132,8 @@ class Attention final : public Mixer {
     return fields;
   }
 
+  bool takes_stream() const override { return true; }
+
   /// Each token that a token sees is a product with q and one with its value.
   double flops(std::int64_t tokens) const override {
     const auto length = static_cast<double>(tokens), reach = std::min(static_cast<double>(window_), length);
@@ -146,7 +148,7 @@ class Attention final : public Mixer {
     const auto normed = [&](const at::Tensor& projected, const at::Tensor& norm) {
       return rotate(norm.defined() ? rms_norm(heads(projected), norm, eps_) : heads(projected).contiguous(), turn);
     };
-    const auto parts = project_all(x, {q_, k_, v_});
+    const auto parts = project_all(x, {q_, k_, v_}, call.inference().norm);
     const auto finished = [&](const at::Tensor& projected, const at::Tensor& bias, const ShortConv& conv) {
       const auto biased = bias.defined() ? projected + bias.to(projected.scalar_type()) : projected;
       return conv ? conv.forward(biased, call) : biased;
@@ -154,7 +156,8 @@ class Attention final : public Mixer {
     const auto q = finished(parts[0], q_bias_, q_conv_), k = finished(parts[1], k_bias_, k_conv_);
     const Heads h{.q = normed(q, q_norm_), .k = normed(k, k_norm_), .v = heads(finished(parts[2], v_bias_, v_conv_))};
     const auto o = call.is_step() ? one_token(h, call) : whole_sequences(h, call);
-    return project(o.flatten(-2), o_, o_bias_);
+    const auto stream = call.stream(x);
+    return stream.defined() ? project_onto(stream, o.flatten(-2), o_, o_bias_) : project(o.flatten(-2), o_, o_bias_);
   }
 
  private:

@@ -42,6 +42,19 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   return bias.defined() ? at::linear(x, matrix, bias.to(dtype)) : at::linear(x, matrix);
 }
 
+std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights,
+                                    const InputNorm& norm) {
+  if (!norm.weight.defined()) return project_all(x, weights);
+  if (ops::has_small_products(x, weights) && ops::has_small_norm(x, norm)) return ops::small_products(x, weights, norm);
+  return project_all(add_norm(x, {}, norm.weight, norm.eps).normed, weights);
+}
+
+at::Tensor project_onto(const at::Tensor& onto, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const bool suits = onto.is_contiguous() && onto.scalar_type() == x.scalar_type() && !bias.defined();
+  if (suits && ops::has_small_products(x, {weight})) return ops::small_product_onto(onto, x, weight);
+  return onto.add(project(x, weight, bias));
+}
+
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   // Rows as wide as a model: torch's kernels give a row to a block more cleverly than ours.
   constexpr std::int64_t kOurs = 512;
@@ -182,8 +195,19 @@ SwiGlu::SwiGlu(std::int64_t hidden, std::int64_t intermediate, double initialize
       up_(scope.add_matrix("up_proj.weight", {intermediate, hidden}, init::normal(initializer_range))),
       down_(scope.add_matrix("down_proj.weight", {hidden, intermediate}, init::normal(initializer_range))) {}
 
+bool SwiGlu::is_fused(const at::Tensor& x) const {
+  return ops::has_fused(x) && gate_.size(0) % ops::kFusedMultiple == 0;
+}
+
+at::Tensor SwiGlu::onto(const at::Tensor& x, const InputNorm& norm) const {
+  if (is_fused(x) && ops::has_small_products(x, {gate_, up_}) && ops::has_small_norm(x, norm)) {
+    return project_onto(x, ops::small_gated_product(x, gate_, up_, norm), down_);
+  }
+  return x.add(forward(add_norm(x, {}, norm.weight, norm.eps).normed));
+}
+
 at::Tensor SwiGlu::forward(const at::Tensor& x) const {
-  const bool fused = ops::has_fused(x) && gate_.size(0) % ops::kFusedMultiple == 0;
+  const bool fused = is_fused(x);
   if (fused && is_learning(gate_)) return ops::swiglu_mlp(x, gate_, up_, down_);
   if (fused && ops::has_small_products(x, {gate_, up_})) return project(ops::small_gated_product(x, gate_, up_), down_);
   const auto parts = project_all(x, {gate_, up_});

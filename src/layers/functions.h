@@ -37,6 +37,13 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 /// once.
 using ops::project_all;
 
+/// The same of x's `rms_norm`, and `onto` + x Wᵀ + b. Where x has few rows, on a GPU, norm and sum are part of the
+/// products.
+using ops::InputNorm;
+std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights, const InputNorm& norm);
+at::Tensor project_onto(const at::Tensor& onto, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& bias = {});
+
 /// x / √(mean(x²) + eps) · weight over the last dimension.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
@@ -83,8 +90,12 @@ class SwiGlu {
  public:
   SwiGlu(std::int64_t hidden, std::int64_t intermediate, double initializer_range, const Scope& scope);
   at::Tensor forward(const at::Tensor& x) const;
+  /// x + forward(x normed).
+  at::Tensor onto(const at::Tensor& x, const InputNorm& norm) const;
 
  private:
+  bool is_fused(const at::Tensor& x) const;
+
   at::Tensor gate_, up_, down_;
 };
 

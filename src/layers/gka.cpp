@@ -102,6 +102,8 @@ class Gka final : public Mixer {
     return fields;
   }
 
+  bool takes_stream() const override { return true; }
+
   double flops(std::int64_t) const override {
     const double remembered = memory_flops(sizes_.heads, sizes_.key_dim, sizes_.value_dim, MemoryRule::add);
     if (config_.num_iter == 0) return remembered;
@@ -123,7 +125,8 @@ class Gka final : public Mixer {
     // Heads that are not mere copies have their length only now.
     if (!expand_k_.copies()) k = unit_norm(k, L2Norm::divide);
     const auto o = answer(q, k, v, gate_weights.defined() ? gates(parts.others.back()) : Gates{}, call);
-    return output_.finish(o, output_.gate_weight().defined() ? parts.others.front() : at::Tensor(), parts.room);
+    return output_.finish(o, output_.gate_weight().defined() ? parts.others.front() : at::Tensor(), parts.room,
+                          call.stream(x));
   }
 
  private:

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "layers/sequences.h"
+#include "ops/linear.h"
 
 namespace gka::layers {
 
@@ -60,6 +61,9 @@ struct Inference {
   /// Gets from every GKA layer, in turn, how much of each token's query the past explains: 1 − λ q·x/‖q‖², the mean
   /// over heads, [B,T] or in a step [B]. Costs a second solve.
   std::vector<at::Tensor>* certainty = nullptr;
+  /// In a step of a mixer that takes the stream: x is the block's residual stream. The mixer norms it where it projects
+  /// it, and what it returns is x plus its answer.
+  ops::InputNorm norm{};
   /// Of attention's positions, for all layers of one call; the decoder sees to it.
   std::shared_ptr<Rotations> rotations{};
 };
@@ -91,6 +95,8 @@ class Call {
   const at::Tensor& positions() const { return is_step() ? positions_ : sequences_->positions(); }
 
   const Inference& inference() const { return inference_; }
+  /// What the mixer's answer is to be added to (Inference::norm); undefined: nothing.
+  at::Tensor stream(const at::Tensor& x) const { return inference_.norm.weight.defined() ? x : at::Tensor(); }
 
   /// The next tensor of the state: in a step the pool's, to be changed in place; undefined where sequences begin here.
   at::Tensor take() { return in_ != nullptr ? in_->tensors.at(next_++) : at::Tensor(); }
@@ -131,6 +137,9 @@ class Mixer {
   /// Waits for no device: that a cache has room for a position is the caller's to see to (`reserve`).
   at::Tensor step(const at::Tensor& x, const State& pool, const at::Tensor& slots, const at::Tensor& positions,
                   const Inference& inference = {}) const;
+
+  /// Whether steps know Inference::norm.
+  virtual bool takes_stream() const { return false; }
 
   /// The tensors of a state for activations of `dtype`.
   virtual std::vector<StateField> state_fields(at::ScalarType dtype) const = 0;

@@ -86,7 +86,7 @@ Projected project_heads(const at::Tensor& x, const std::vector<const HeadProject
   std::vector<at::Tensor> weights;
   for (const auto* head : heads) weights.push_back(head->weight());
   weights.insert(weights.end(), others.begin(), others.end());
-  const auto parts = project_all(x, weights);
+  const auto parts = project_all(x, weights, call.inference().norm);
   Projected result;
   if (can_step_together(x, heads, call)) {
     result.heads = step_together(parts, heads, call);
@@ -235,13 +235,13 @@ at::Tensor HeadOutput::forward(const at::Tensor& o, const at::Tensor& x) const {
 }
 
 at::Tensor HeadOutput::finish(const at::Tensor& o, const at::Tensor& gate,
-                              const c10::intrusive_ptr<ops::GradientRoom>& room) const {
+                              const c10::intrusive_ptr<ops::GradientRoom>& room, const at::Tensor& stream) const {
   const auto by_head = gate.defined() ? gate.unflatten(-1, {options_.heads, options_.head_dim}) : gate;
   const GatedRmsNormOptions options{.activation = options_.activation, .eps = options_.eps};
   const auto normed = room && gate.defined() && is_learning(norm_)
                           ? ops::gated_rms_norm_into(o, by_head, norm_, options, room)
                           : gated_rms_norm(o, by_head, norm_, options);
-  return project(normed.flatten(-2), out_);
+  return stream.defined() ? project_onto(stream, normed.flatten(-2), out_) : project(normed.flatten(-2), out_);
 }
 
 std::int64_t whole(double share, std::int64_t size, std::string_view what) {

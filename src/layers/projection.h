@@ -133,10 +133,11 @@ class HeadOutput {
 
   /// o [..., heads, head_dim]; x is what the mixer got.
   at::Tensor forward(const at::Tensor& o, const at::Tensor& x) const;
-  /// The same in two parts where the gate is one projection: x Wᵀ with this weight (undefined: no gate), and the rest.
+  /// The same in two parts where the gate is one projection: x Wᵀ with this weight (undefined: no gate), and the rest,
+  /// added to the stream where there is one (Call::stream).
   const at::Tensor& gate_weight() const { return gate_; }
-  at::Tensor finish(const at::Tensor& o, const at::Tensor& gate,
-                    const c10::intrusive_ptr<ops::GradientRoom>& room = {}) const;
+  at::Tensor finish(const at::Tensor& o, const at::Tensor& gate, const c10::intrusive_ptr<ops::GradientRoom>& room = {},
+                    const at::Tensor& stream = {}) const;
 
  private:
   Options options_;

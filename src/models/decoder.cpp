@@ -12,6 +12,7 @@
 #include "layers/mixers.h"
 #include "layers/rotary.h"
 #include "models/activations.h"
+#include "ops/linear.h"
 #include "ops/recompute.h"
 #include "ops/stored.h"
 
@@ -70,6 +71,9 @@ class Decoder::Block {
 
   Stream step(const Stream& stream, const layers::State& pool, const at::Tensor& slots, const at::Tensor& positions,
               const layers::Inference& inference) const {
+    if (!stream.change.defined() && mixer_->takes_stream() && ops::has_small_products(stream.x, {})) {
+      return folded(stream.x, pool, slots, positions, inference);
+    }
     const auto [x, normed] = layers::add_norm(stream.x, stream.change, mixer_norm_, eps_);
     const auto y = named([&] { return mixer_->step(normed, pool, slots, positions, inference); });
     return add_mlp({.x = x, .change = y}, {});
@@ -90,6 +94,15 @@ class Decoder::Block {
     } catch (const std::exception& error) {
       throw LayerError(mixer_name_, error.what());
     }
+  }
+
+  /// A step of few rows on a GPU: norms and sums are part of the products beside them.
+  Stream folded(const at::Tensor& x, const layers::State& pool, const at::Tensor& slots, const at::Tensor& positions,
+                const layers::Inference& inference) const {
+    auto own = inference;
+    own.norm = {.weight = mixer_norm_, .eps = eps_};
+    const auto mixed = named([&] { return mixer_->step(x, pool, slots, positions, own); });
+    return {.x = mlp_ ? mlp_->onto(mixed, {.weight = mlp_norm_, .eps = eps_}) : mixed, .change = {}};
   }
 
   Stream add_mlp(const Stream& stream, const Observer& observe) const {
@@ -119,20 +132,47 @@ void check_ids(const at::Tensor& ids, std::int64_t vocabulary) {
                               " is outside the vocabulary of " + std::to_string(vocabulary) + " tokens");
 }
 
+/// The quick matrix products of a GPU take outputs by eights. An embedding of another size, which may be a head too,
+/// lies in a room with some rows more.
+constexpr std::int64_t kOutputs = 8;
+std::int64_t with_room(std::int64_t tokens) { return (tokens + kOutputs - 1) / kOutputs * kOutputs; }
+
+at::Tensor room_for(const ModelConfig& config, const layers::Parameters& parameters) {
+  const auto& options = parameters.options();
+  const auto tokens = config.vocab_size, rows = with_room(tokens);
+  if (!options.device.is_cuda() || options.requires_grad || rows == tokens) return {};
+  const auto room = parameters.matrix_room({rows, config.mixer.hidden_size});
+  room.narrow(0, tokens, rows - tokens).zero_();
+  return room.narrow(0, 0, tokens);
+}
+
+/// A matrix and the rows behind it, where there are any.
+at::Tensor with_rows_behind(const at::Tensor& matrix) {
+  const auto rows = with_room(matrix.size(0));
+  const auto bytes = (matrix.storage_offset() + rows * matrix.size(1)) * static_cast<std::int64_t>(matrix.itemsize());
+  if (!matrix.is_cuda() || !matrix.is_contiguous() || static_cast<std::int64_t>(matrix.storage().nbytes()) < bytes) {
+    return matrix;
+  }
+  return matrix.as_strided({rows, matrix.size(1)}, matrix.strides());
+}
+
 }  // namespace
 
 Decoder::Decoder(ModelConfig config, layers::ParameterOptions options)
     : config_(std::move(config)), parameters_(std::make_unique<layers::Parameters>(std::move(options))) {
   const auto root = layers::Scope(*parameters_);
   const auto normal = layers::init::normal(config_.mixer.initializer_range);
-  embedding_ =
-      (root / "model" / "embed_tokens").add_matrix("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal);
+  embedding_ = (root / "model" / "embed_tokens")
+                   .add_matrix("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal,
+                               room_for(config_, *parameters_));
   blocks_.reserve(config_.layer_types.size());
   for (std::size_t i = 0; i < config_.layer_types.size(); ++i) blocks_.emplace_back(config_, i, *parameters_);
   norm_ = (root / "model" / "norm")
               .add("weight", {config_.mixer.hidden_size}, layers::init::constant(1), layers::WeightDecay::no);
   if (!config_.tie_word_embeddings) {
-    head_ = (root / "lm_head").add_matrix("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal);
+    head_ = (root / "lm_head")
+                .add_matrix("weight", {config_.vocab_size, config_.mixer.hidden_size}, normal,
+                            room_for(config_, *parameters_));
   }
 }
 
@@ -179,7 +219,10 @@ ForwardResult Decoder::forward(const at::Tensor& ids, const layers::Sequences& s
   return result;
 }
 
-at::Tensor Decoder::logits(const at::Tensor& hidden) const { return layers::project(hidden, head()); }
+at::Tensor Decoder::logits(const at::Tensor& hidden) const {
+  if (ops::is_learning(head())) return layers::project(hidden, head());
+  return layers::project(hidden, with_rows_behind(head())).narrow(-1, 0, config_.vocab_size);
+}
 
 Loss Decoder::loss(const at::Tensor& hidden, const at::Tensor& labels, const LossOptions& options) const {
   return sliced_cross_entropy(hidden, head_for(hidden), labels, options);

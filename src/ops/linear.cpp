@@ -87,21 +87,36 @@ bool has_small_products(const at::Tensor& x, at::TensorList weights) {
   });
 }
 
+bool has_small_norm(const at::Tensor& x, const InputNorm& norm) {
+  const auto& weight = norm.weight;
+  return kernels::cuda::can_norm(x.numel() / x.size(-1), x.size(-1)) && weight.scalar_type() == at::kFloat &&
+         weight.is_contiguous() && is_aligned(weight);
+}
+
 namespace {
 
-std::vector<at::Tensor> small_products(const at::Tensor& x, at::TensorList weights, bool gated) {
+struct SmallCall {
+  InputNorm norm{};
+  at::Tensor onto{};
+  bool gated = false;
+};
+
+std::vector<at::Tensor> run_small(const at::Tensor& x, at::TensorList weights, const SmallCall& how) {
   kernels::cuda::SmallProducts call{.rows = x.numel() / x.size(-1),
                                     .depth = x.size(-1),
                                     .dtype = kernel_dtype(x.scalar_type()),
                                     .int8 = is_int8(weights.front()),
                                     .x = x.const_data_ptr(),
+                                    .eps = static_cast<float>(how.norm.eps),
                                     .count = static_cast<int>(weights.size()),
-                                    .gated = gated};
+                                    .gated = how.gated};
+  if (how.norm.weight.defined()) call.norm = how.norm.weight.const_data_ptr<float>();
+  if (how.onto.defined()) call.onto = how.onto.const_data_ptr();
   std::vector<at::Tensor> results;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     auto shape = x.sizes().vec();
     shape.back() = weights[i].size(0);
-    if (i == 0 || !gated) results.push_back(at::empty(shape, x.options()));
+    if (i == 0 || !how.gated) results.push_back(at::empty(shape, x.options()));
     call.of[i] = {.weight = weights[i].const_data_ptr(),
                   .y = i < results.size() ? results[i].data_ptr() : nullptr,
                   .outputs = weights[i].size(0)};
@@ -112,13 +127,22 @@ std::vector<at::Tensor> small_products(const at::Tensor& x, at::TensorList weigh
 
 }  // namespace
 
-at::Tensor small_gated_product(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up) {
-  return small_products(x, {gate, up}, /*gated=*/true)[0];
+std::vector<at::Tensor> small_products(const at::Tensor& x, at::TensorList weights, const InputNorm& norm) {
+  return run_small(x, weights, {.norm = norm});
+}
+
+at::Tensor small_gated_product(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up,
+                               const InputNorm& norm) {
+  return run_small(x, {gate, up}, {.norm = norm, .gated = true})[0];
+}
+
+at::Tensor small_product_onto(const at::Tensor& onto, const at::Tensor& x, const at::Tensor& weight) {
+  return run_small(x, {weight}, {.onto = onto})[0];
 }
 
 std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
   if (takes_stored(x, weights)) return stored_products(x, weights);
-  if (has_small_products(x, weights)) return small_products(x, weights, /*gated=*/false);
+  if (has_small_products(x, weights)) return small_products(x, weights);
   std::vector<at::Tensor> inputs{x.reshape({-1, x.size(-1)})};
   inputs.insert(inputs.end(), weights.begin(), weights.end());
   auto outputs = ProjectAll::apply(at::TensorList(inputs));

@@ -20,8 +20,19 @@ at::Tensor product_as(at::ScalarType type, const at::Tensor& a, const at::Tensor
 
 /// Whether x has few enough rows, and all suits the GPU's kernel for that: no gradients, one 16-bit type.
 bool has_small_products(const at::Tensor& x, at::TensorList weights);
-/// SiLU(x gateᵀ) ⊙ x upᵀ where there are small products for it.
-at::Tensor small_gated_product(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up);
+/// What such products take along: the norm of x, x / rms(x) ⊙ weight.
+struct InputNorm {
+  at::Tensor weight{};  // float32; undefined: none
+  double eps = 0;
+};
+/// Whether small products of x take the norm along.
+bool has_small_norm(const at::Tensor& x, const InputNorm& norm);
+/// x Wᵀ for each of the weights, SiLU(x gateᵀ) ⊙ x upᵀ, and onto + x Wᵀ, each in one launch, where there are small
+/// products for them.
+std::vector<at::Tensor> small_products(const at::Tensor& x, at::TensorList weights, const InputNorm& norm = {});
+at::Tensor small_gated_product(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up,
+                               const InputNorm& norm = {});
+at::Tensor small_product_onto(const at::Tensor& onto, const at::Tensor& x, const at::Tensor& weight);
 
 /// x Wᵀ for each of the weights. What they give back to x is added up inside the products, not by passes over memory of
 /// their own.

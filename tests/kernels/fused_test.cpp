@@ -378,6 +378,45 @@ TEST(SmallProducts, GatedIsSwiGluOfTheTwo) {
   EXPECT_EQ(c.y[1].front(), 0x7fc0) << "the second is not written";
 }
 
+TEST(SmallProducts, TakeTheNormOfTheirInputAndTheStreamTheyAreAddedToAlong) {
+  constexpr int kDepth = 2056, kOutputs = 5, kRows = 3;  // more than a piece, and a part of one
+  const auto x = draw_bfloat16(kRows * kDepth, 41), stream = draw_bfloat16(kRows * kOutputs, 42);
+  const auto norm = draw(kDepth, 43);
+  const std::vector<std::uint16_t> weights[2]{draw_bfloat16(kOutputs * kDepth, 44),
+                                              draw_bfloat16(kOutputs * kDepth, 45)};
+  const auto exact = [&](int which, int row, int output) {
+    double squares = 0, sum = 0;
+    for (int c = 0; c < kDepth; ++c) {
+      const double one = from_bfloat16(x[row * kDepth + c]);
+      squares += one * one;
+      sum += one * norm[c] * from_bfloat16(weights[which][output * kDepth + c]);
+    }
+    return sum / std::sqrt(squares / kDepth + 0.5);
+  };
+  for (const bool gated : {false, true}) {
+    std::vector<std::uint16_t> y(kRows * kOutputs, 0x7fc0);
+    cuda_on_host::SmallProducts call{.rows = kRows,
+                                     .depth = kDepth,
+                                     .x = x.data(),
+                                     .norm = norm.data(),
+                                     .eps = 0.5F,
+                                     .onto = gated ? nullptr : stream.data(),
+                                     .count = gated ? 2 : 1,
+                                     .gated = gated};
+    for (int i = 0; i < call.count; ++i) call.of[i] = {.weight = weights[i].data(), .y = y.data(), .outputs = kOutputs};
+    on_host([&](const auto& device) { cuda_on_host::small_products(call, device); });
+    for (int row = 0; row < kRows; ++row) {
+      for (int o = 0; o < kOutputs; ++o) {
+        const int at = row * kOutputs + o;
+        const double product = exact(0, row, o);
+        const double want = gated ? silu(product) * exact(1, row, o) : from_bfloat16(stream[at]) + product;
+        // The normed row and the product are rounded on the way.
+        EXPECT_NEAR(from_bfloat16(y[at]), want, 0.02 * std::abs(want) + 0.3) << gated;
+      }
+    }
+  }
+}
+
 TEST(SmallProducts, OfInt8WeightsAreThoseOfTheirNumbers) {
   constexpr int kDepth = SmallCase::kDepth, kOutputs = 6, kRows = 3;  // a group and a part of one
   SmallCase c;

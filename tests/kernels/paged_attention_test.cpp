@@ -109,9 +109,13 @@ TEST(PagedAttention, IsTheSoftmaxOverEveryTokenAndWritesTheNewOne) {
 
 TEST(PagedAttention, SplitsFillACardAndNeverFewerThanOne) {
   using cuda_with_threads::paged_splits;
-  EXPECT_EQ(paged_splits({.batch = 1, .heads = 32, .kv_heads = 8, .width = 2048}), 50);
-  EXPECT_EQ(paged_splits({.batch = 128, .heads = 32, .kv_heads = 8, .width = 2048}), 1);
+  // Three blocks to a multiprocessor of 132: a round of 396. Rounds are full, or nearly.
+  for (const std::int64_t batch : {1, 2, 8, 16, 31, 64, 128, 256}) {
+    const auto blocks = batch * 8 * paged_splits({.batch = batch, .heads = 32, .kv_heads = 8, .width = 2048});
+    EXPECT_GE(static_cast<double>(blocks), 0.95 * static_cast<double>((blocks + 395) / 396 * 396)) << batch;
+  }
   EXPECT_EQ(paged_splits({.batch = 1, .heads = 32, .kv_heads = 8, .width = 1}), 1);
+  EXPECT_EQ(paged_splits({.batch = 1, .heads = 32, .kv_heads = 8, .width = 40}), 10);
 }
 
 }  // namespace

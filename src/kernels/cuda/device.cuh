@@ -22,6 +22,7 @@ __device__ inline int thread() { return static_cast<int>(threadIdx.x); }
 __device__ inline std::int64_t block() { return blockIdx.x; }
 __device__ inline std::int64_t blocks() { return gridDim.x; }
 __device__ inline void sync() { __syncthreads(); }
+__device__ inline void sync_warp() { __syncwarp(); }
 
 __device__ inline int lane() { return thread() % kLanes; }
 __device__ inline int warp() { return thread() / kLanes; }
@@ -73,6 +74,14 @@ __device__ __forceinline__ void wait_for_groups_but() {
 __device__ __forceinline__ void wait_for_earlier() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// The next kernel may begin now, and those behind it as each of them calls this: as many as there is room for then ask
+/// for memory while this one computes. Whatever a kernel does after wait_for_earlier comes after all that was before
+/// it.
+__device__ __forceinline__ void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

@@ -1,181 +1,248 @@
-// It costs what reading the keys and values costs. head_dim / 8 lanes read a token's row together, 16 bytes each; such
-// a group of lanes, a walker, takes kChunk tokens at a time, has its own maximum, sum and answers, and knows nothing of
-// the others until the end, when a block adds up its walkers in shared memory.
+// It costs what reading the keys and values costs, as long as enough of them are under way. A warp takes 16 tokens at a
+// time, its own sixteenths of every page: their rows come by asynchronous copies, a tile ahead of the one it works on,
+// and q kᵀ and the sum of values are products on tensor cores, whose rows are the query heads that share the key head.
+// Those are at most eight of a tile's sixteen rows; the other eight take what rounding the weights to bfloat16 left of
+// them, so that the sums are as good as with weights of twice the digits, at no cost. A warp has its own maximum, sum
+// and answers, and knows nothing of the others until the end, when a block adds up its warps in shared memory.
 #include "kernels/cuda/attention/paged.h"
 
 #include <math.h>
 
 #include "kernels/cuda/device.cuh"
+#include "kernels/cuda/memory/mma.cuh"
 
 namespace gka::kernels::cuda {
 namespace paged {
 
-inline constexpr int kBlock = 128;
-inline constexpr int kChunk = 4;     // tokens whose rows are under way at once
-inline constexpr int kTogether = 8;  // numbers that a lane reads at a time
+using memory::Bits;
+
+inline constexpr int kWarps = PagedAttention::kPage / 16, kBlock = kWarps * kLanes;
+inline constexpr int kTile = 16;     // tokens that a warp takes at a time
+inline constexpr int kTogether = 8;  // numbers that a lane copies at a time
+inline constexpr int kHeads = PagedAttention::kMostTogether;
 inline constexpr float kNone = -1e30f;
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-struct alignas(16) Packed {
-  std::uint32_t words[kTogether / 2];
-};
-
-struct Numbers {
-  float x[kTogether];
-};
-
-__device__ __forceinline__ Packed read(const void* data, std::int64_t at) {
-  return *reinterpret_cast<const Packed*>(static_cast<const std::uint16_t*>(data) + at);
-}
-__device__ __forceinline__ void write(void* data, std::int64_t at, const Packed& value) {
-  *reinterpret_cast<Packed*>(static_cast<std::uint16_t*>(data) + at) = value;
-}
-__device__ __forceinline__ Numbers widen(const Packed& packed) {
-  Numbers n;
-#pragma unroll
-  for (int i = 0; i < kTogether / 2; ++i) {
-    n.x[2 * i] = bits_to_float(packed.words[i] << 16);
-    n.x[2 * i + 1] = bits_to_float(packed.words[i] & 0xffff0000u);
-  }
-  return n;
-}
-
-/// What is left of walkers or splits: the answers are sums of 2^(score − most) v, not yet divided by `sum`.
-template <int kHeads>
-struct Found {
-  float most[kHeads], sum[kHeads];
-  Numbers answer[kHeads];
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      most[h] = kNone;
-      sum[h] = 0;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) answer[h].x[i] = 0;
-    }
-  }
-};
-
-/// Tokens first … first + kChunk − 1, those from `end` on left out.
-template <int kRowLanes, int kHeads>
-__device__ __forceinline__ void look(const Numbers (&q)[kHeads], const Packed (&keys)[kChunk],
-                                     const Packed (&values)[kChunk], std::int64_t first, std::int64_t end,
-                                     Found<kHeads>& found) {
-  float scores[kHeads][kChunk];
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    const Numbers key = widen(keys[j]);
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      float dot = 0;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) dot += q[h].x[i] * key.x[i];
-#pragma unroll
-      for (int apart = kRowLanes / 2; apart > 0; apart /= 2) dot += from_lane(dot, apart);
-      scores[h][j] = first + j < end ? dot : kNone;
-    }
-  }
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    float most = found.most[h];
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) most = fmaxf(most, scores[h][j]);
-    const float shrunk = exp2f(found.most[h] - most);
-    found.most[h] = most;
-    found.sum[h] *= shrunk;
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) found.answer[h].x[i] *= shrunk;
-  }
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    const Numbers value = widen(values[j]);
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const float weight = first + j < end ? exp2f(scores[h][j] - found.most[h]) : 0;
-      found.sum[h] += weight;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) found.answer[h].x[i] += weight * value.x[i];
-    }
-  }
-}
-
-/// Of a split of one head: kept for the second kernel.
+/// Of a split of one head: answers are sums of 2^(score − most) v, not yet divided by `sum`.
 struct Part {
   float most, sum;
 };
 
-template <int kRowLanes, int kHeads>
-struct Shared {
-  static constexpr int kWalkers = kBlock / kRowLanes, kDim = kRowLanes * kTogether;
-  Part parts[kWalkers][kHeads];
-  float answers[kWalkers][kHeads][kDim];
+template <int kDim>
+struct Tiles {
+  static constexpr int kStages = kDim <= 64 ? 4 : 2;
+  static constexpr int kRow = kDim + memory::kPad;
+  struct Stage {
+    Bits keys[kTile][kRow], values[kTile][kRow];
+  };
+  Stage stages[kWarps][kStages];
+};
+template <int kDim>
+struct Ends {
+  Part parts[kWarps][kHeads];
+  float answers[kWarps][kHeads][kDim];
+};
+template <int kDim>
+union Shared {
+  Tiles<kDim> tiles;
+  Ends<kDim> ends;
 };
 
-template <int kRowLanes, int kHeads>
-__global__ void __launch_bounds__(kBlock, 3)
-    attend(const __grid_constant__ PagedAttention a, float* answers, Part* parts) {
-  using Own = Shared<kRowLanes, kHeads>;
-  constexpr int kWalkers = Own::kWalkers, kDim = Own::kDim;
-  auto& shared = *reinterpret_cast<Own*>(shared_memory());
-  const std::int64_t split = block() % a.splits, unit = block() / a.splits;  // unit: of [batch, heads / kHeads]
-  const std::int64_t units = a.heads / kHeads, b = unit / units, head = unit % units * kHeads;
-  const std::int64_t kv_head = head / (a.heads / a.kv_heads);
-  const std::int64_t position = a.positions[b], stretch = (a.width + a.splits - 1) / a.splits * PagedAttention::kPage;
-  const std::int64_t begin = split * stretch, stop = begin + stretch;
-  const std::int64_t end = stop < position + 1 ? stop : position + 1;
-  const int walker = thread() / kRowLanes, column = thread() % kRowLanes * kTogether;
-  const std::int64_t fresh = (b * a.kv_heads + kv_head) * kDim + column, row = a.kv_heads * kDim;
+/// What a block has to look at.
+struct Stretch {
+  std::int64_t b, head, kv_head;
+  std::int64_t position, first_page, pages;  // pages: how many
 
-  Numbers q[kHeads];
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    q[h] = widen(read(a.q, (b * a.heads + head + h) * kDim + column));
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) q[h].x[i] *= a.scale * kLog2E;
+  __device__ static __forceinline__ Stretch of(const PagedAttention& a, std::int64_t together) {
+    const std::int64_t split = block() % a.splits, unit = block() / a.splits;
+    const std::int64_t units = a.heads / together;
+    Stretch s;
+    s.b = unit / units;
+    s.head = unit % units * together;
+    s.kv_head = s.head / (a.heads / a.kv_heads);
+    s.position = a.positions[s.b];
+    const std::int64_t all = s.position / PagedAttention::kPage + 1, each = (all + a.splits - 1) / a.splits;
+    s.first_page = split * each;
+    const std::int64_t left = all - s.first_page;
+    s.pages = left < each ? left : each;
+    return s;
   }
-  Found<kHeads> found;
-  found.clear();
-  for (std::int64_t base = begin; base < end; base += kWalkers * kChunk) {
-    const std::int64_t first = base + walker * kChunk;
-    const std::int64_t page = first < end ? a.pages[b * a.width + first / PagedAttention::kPage] : 0;
-    const std::int64_t at =
-        (page * PagedAttention::kPage + first % PagedAttention::kPage) * row + kv_head * kDim + column;
-    Packed keys[kChunk], values[kChunk];
+};
+
+/// A warp's copies of its tokens of one page: those before the sequence's newest, whose rows are zeros.
+template <int kDim>
+__device__ __forceinline__ void fetch(const PagedAttention& a, const Stretch& s, std::int64_t page, std::int64_t place,
+                                      typename Tiles<kDim>::Stage& stage) {
+  constexpr int kRowLanes = kDim / kTogether, kAtOnce = kLanes / kRowLanes;
+  const std::int64_t row = a.kv_heads * kDim;
+  const int column = lane() % kRowLanes * kTogether;
 #pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      const bool old = first + j < end && first + j != position;
-      keys[j] = old ? read(a.keys, at + j * row) : Packed{};
-      values[j] = old ? read(a.values, at + j * row) : Packed{};
-      if (first + j != position || first + j >= end) continue;
-      keys[j] = read(a.k, fresh);
-      values[j] = read(a.v, fresh);
-      if (head % (a.heads / a.kv_heads) != 0) continue;  // one of the blocks with this key head writes it
-      write(a.keys, at + j * row, keys[j]);
-      write(a.values, at + j * row, values[j]);
+  for (int i = 0; i < kTile; i += kAtOnce) {
+    const int token = i + lane() / kRowLanes, in_page = warp() * kTile + token;
+    const bool there = page * PagedAttention::kPage + in_page < s.position;
+    const std::int64_t at = (place * PagedAttention::kPage + in_page) * row + s.kv_head * kDim + column;
+    copy_async_or_zero<16>(&stage.keys[token][column], static_cast<const Bits*>(a.keys) + at, there);
+    copy_async_or_zero<16>(&stage.values[token][column], static_cast<const Bits*>(a.values) + at, there);
+  }
+}
+
+/// The newest token's key and value, into the tile and to their page.
+template <int kDim>
+__device__ __forceinline__ void add_newest(const PagedAttention& a, const Stretch& s, std::int64_t place,
+                                           typename Tiles<kDim>::Stage& stage) {
+  const int token = static_cast<int>(s.position % kTile);
+  const bool writes = s.head % (a.heads / a.kv_heads) == 0;  // one of the blocks with this key head
+  const std::int64_t fresh = (s.b * a.kv_heads + s.kv_head) * kDim;
+  const std::int64_t at =
+      ((place * PagedAttention::kPage + s.position % PagedAttention::kPage) * a.kv_heads + s.kv_head) * kDim;
+  for (int d = lane(); d < kDim; d += kLanes) {
+    const Bits key = static_cast<const Bits*>(a.k)[fresh + d], value = static_cast<const Bits*>(a.v)[fresh + d];
+    stage.keys[token][d] = key;
+    stage.values[token][d] = value;
+    if (!writes) continue;
+    static_cast<Bits*>(a.keys)[at + d] = key;
+    static_cast<Bits*>(a.values)[at + d] = value;
+  }
+}
+
+/// A warp's answers. A lane has, of head lane / 4, two neighbouring dimensions of every eight; `rest` beside `answer`
+/// is the part of the weights that bfloat16 does not hold.
+template <int kDim>
+struct Found {
+  float most = kNone, sum = 0;  // sum: of the lane's own tokens
+  float answers[kDim / 8][4] = {};
+
+  __device__ __forceinline__ void look(const std::uint32_t (&q)[kDim / 16][4], const typename Tiles<kDim>::Stage& stage,
+                                       float scale, std::int64_t seen) {
+    float scores[kTile / 8][4] = {};
+    const int block = lane() / 8, row = lane() % 8;
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d) {
+      std::uint32_t k[4];
+      memory::load_blocks<false>(k, &stage.keys[block / 2 * 8 + row][16 * d + block % 2 * 8]);
+#pragma unroll
+      for (int n = 0; n < kTile / 8; ++n) memory::multiply_add(scores[n], q[d], k[2 * n], k[2 * n + 1]);
     }
-    look<kRowLanes, kHeads>(q, keys, values, first, end, found);
+    float highest = most;
+#pragma unroll
+    for (int n = 0; n < kTile / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        scores[n][i] = 8 * n + lane() % 4 * 2 + i < seen ? scores[n][i] * scale : kNone;
+        highest = fmaxf(highest, scores[n][i]);
+      }
+    }
+    highest = fmaxf(highest, from_lane(highest, 1));
+    highest = fmaxf(highest, from_lane(highest, 2));
+    const float shrunk = exp2f(most - highest);
+    most = highest;
+    sum *= shrunk;
+    std::uint32_t weights[4];
+#pragma unroll
+    for (int n = 0; n < kTile / 8; ++n) {
+      float weight[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        weight[i] = 8 * n + lane() % 4 * 2 + i < seen ? exp2f(scores[n][i] - most) : 0;
+        sum += weight[i];
+      }
+      const std::uint32_t most_of = two_bfloat16(weight[0], weight[1]);
+      weights[2 * n] = most_of;
+      weights[2 * n + 1] = two_bfloat16(weight[0] - memory::low_half(most_of), weight[1] - memory::high_half(most_of));
+    }
+#pragma unroll
+    for (int d = 0; d < kDim / 16; ++d) {
+      std::uint32_t v[4];
+      memory::load_blocks<true>(v, &stage.values[block % 2 * 8 + row][16 * d + block / 2 * 8]);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float (&answer)[4] = answers[2 * d + n];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) answer[i] *= shrunk;
+        memory::multiply_add(answer, weights, v[2 * n], v[2 * n + 1]);
+      }
+    }
   }
+};
 
+template <int kDim>
+__global__ void __launch_bounds__(kBlock, kDim <= 128 ? 3 : 1)
+    attend(const __grid_constant__ PagedAttention a, std::int64_t together, float* answers, Part* parts) {
+  constexpr int kStages = Tiles<kDim>::kStages;
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(shared_memory());
+  auto& stages = shared.tiles.stages[warp()];
+  let_next_start();
+  const Stretch s = Stretch::of(a, together);
+  const std::int64_t* places = a.pages + s.b * a.width + s.first_page;
+  // Of page i of the stretch, the warp's tokens up to the newest.
+  const auto seen_of = [&](std::int64_t i) {
+    return s.position + 1 - ((s.first_page + i) * PagedAttention::kPage + warp() * kTile);
+  };
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    if (column == 0) shared.parts[walker][h] = {found.most[h], found.sum[h]};
+  for (int i = 0; i < kStages; ++i) {
+    if (i < s.pages) fetch<kDim>(a, s, s.first_page + i, places[i], stages[i]);
+    end_group();
+  }
+  std::int64_t ahead = kStages < s.pages ? places[kStages] : 0;
+  wait_for_earlier();
+
+  std::uint32_t q[kDim / 16][4] = {};
+  if (lane() / 4 < together) {
+    const Bits* own = static_cast<const Bits*>(a.q) + (s.b * a.heads + s.head + lane() / 4) * kDim + lane() % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) shared.answers[walker][h][column + i] = found.answer[h].x[i];
+    for (int d = 0; d < kDim / 16; ++d) {
+      q[d][0] = *reinterpret_cast<const std::uint32_t*>(own + 16 * d);
+      q[d][2] = *reinterpret_cast<const std::uint32_t*>(own + 16 * d + 8);
+    }
+  }
+  Found<kDim> found;
+  int stage = 0;
+  for (std::int64_t i = 0; i < s.pages; ++i) {
+    wait_for_groups_but<kStages - 1>();
+    sync_warp();
+    const std::int64_t seen = seen_of(i);
+    if (seen > 0 && seen <= kTile) {
+      add_newest<kDim>(a, s, places[i], stages[stage]);
+      sync_warp();
+    }
+    if (seen > 0) found.look(q, stages[stage], a.scale * kLog2E, seen);
+    sync_warp();
+    if (i + kStages < s.pages) {
+      fetch<kDim>(a, s, s.first_page + i + kStages, ahead, stages[stage]);
+      if (i + kStages + 1 < s.pages) ahead = places[i + kStages + 1];
+    }
+    end_group();
+    stage = stage + 1 < kStages ? stage + 1 : 0;
+  }
+  found.sum += from_lane(found.sum, 1);
+  found.sum += from_lane(found.sum, 2);
+  wait_for_copies();
+  sync();
+
+  auto& ends = shared.ends;
+  const int own_head = lane() / 4;
+  if (lane() % 4 == 0) ends.parts[warp()][own_head] = {found.most, found.sum};
+#pragma unroll
+  for (int d = 0; d < kDim / 8; ++d) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      ends.answers[warp()][own_head][8 * d + lane() % 4 * 2 + i] = found.answers[d][i] + found.answers[d][2 + i];
+    }
   }
   sync();
-  for (int i = thread(); i < kHeads * kDim; i += kBlock) {
+  const std::int64_t split = block() % a.splits;
+  for (int i = thread(); i < together * kDim; i += kBlock) {
     const int h = i / kDim, d = i % kDim;
     float most = kNone, sum = 0, answer = 0;
-    for (int w = 0; w < kWalkers; ++w) most = fmaxf(most, shared.parts[w][h].most);
-    for (int w = 0; w < kWalkers; ++w) {
-      const float weight = exp2f(shared.parts[w][h].most - most);
-      sum += weight * shared.parts[w][h].sum;
-      answer += weight * shared.answers[w][h][d];
+    for (int w = 0; w < kWarps; ++w) most = fmaxf(most, ends.parts[w][h].most);
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = exp2f(ends.parts[w][h].most - most);
+      sum += weight * ends.parts[w][h].sum;
+      answer += weight * ends.answers[w][h][d];
     }
-    const std::int64_t of_head = b * a.heads + head + h;
+    const std::int64_t of_head = s.b * a.heads + s.head + h;
     if (a.splits == 1) {
-      static_cast<std::uint16_t*>(a.o)[of_head * kDim + d] = static_cast<std::uint16_t>(two_bfloat16(answer / sum, 0));
+      static_cast<Bits*>(a.o)[of_head * kDim + d] = static_cast<Bits>(two_bfloat16(answer / sum, 0));
       continue;
     }
     answers[(of_head * a.splits + split) * kDim + d] = answer;
@@ -185,6 +252,8 @@ __global__ void __launch_bounds__(kBlock, 3)
 
 __global__ void __launch_bounds__(kBlock)
     put_together(const __grid_constant__ PagedAttention a, const float* answers, const Part* parts) {
+  let_next_start();
+  wait_for_earlier();
   const std::int64_t of_head = block();
   const Part* own = parts + of_head * a.splits;
   float most = kNone, sum = 0;
@@ -195,31 +264,23 @@ __global__ void __launch_bounds__(kBlock)
     for (std::int64_t s = 0; s < a.splits; ++s) {
       if (own[s].sum > 0) answer += exp2f(own[s].most - most) * answers[(of_head * a.splits + s) * a.head_dim + d];
     }
-    static_cast<std::uint16_t*>(a.o)[of_head * a.head_dim + d] =
-        static_cast<std::uint16_t>(two_bfloat16(answer / sum, 0));
+    static_cast<Bits*>(a.o)[of_head * a.head_dim + d] = static_cast<Bits>(two_bfloat16(answer / sum, 0));
   }
 }
 
-template <int kRowLanes, int kHeads>
+template <int kDim>
 void run(const PagedAttention& a, const Device& device) {
-  const std::int64_t blocks = a.batch * a.heads / kHeads * a.splits, places = a.batch * a.heads * a.splits;
+  const std::int64_t blocks = a.batch * a.heads / a.together() * a.splits, places = a.batch * a.heads * a.splits;
   float* answers = nullptr;
   Part* parts = nullptr;
   if (a.splits > 1) {
     answers = static_cast<float*>(device.allocate(static_cast<std::size_t>(places * a.head_dim) * sizeof(float)));
     parts = static_cast<Part*>(device.allocate(static_cast<std::size_t>(places) * sizeof(Part)));
   }
-  launch_blocks_of<kBlock>(attend<kRowLanes, kHeads>, blocks, static_cast<int>(sizeof(Shared<kRowLanes, kHeads>)),
-                           device.stream, a, answers, parts);
-  if (a.splits > 1) launch_blocks_of<kBlock>(put_together, a.batch * a.heads, 0, device.stream, a, answers, parts);
-}
-
-template <int kRowLanes>
-void run_for(const PagedAttention& a, const Device& device) {
-  switch (a.together()) {
-    case 4: return run<kRowLanes, 4>(a, device);
-    case 2: return run<kRowLanes, 2>(a, device);
-    default: return run<kRowLanes, 1>(a, device);
+  launch_early<kBlock>(attend<kDim>, blocks, static_cast<int>(sizeof(Shared<kDim>)), device.index, device.stream, a,
+                       a.together(), answers, parts);
+  if (a.splits > 1) {
+    launch_early<kBlock>(put_together, a.batch * a.heads, 0, device.index, device.stream, a, answers, parts);
   }
 }
 
@@ -228,9 +289,9 @@ void run_for(const PagedAttention& a, const Device& device) {
 void paged_attention(const PagedAttention& a, const Device& device) {
   const CurrentDevice current(device.index);
   switch (a.head_dim) {
-    case 64: return paged::run_for<8>(a, device);
-    case 128: return paged::run_for<16>(a, device);
-    default: return paged::run_for<32>(a, device);
+    case 64: return paged::run<64>(a, device);
+    case 128: return paged::run<128>(a, device);
+    default: return paged::run<256>(a, device);
   }
 }
 

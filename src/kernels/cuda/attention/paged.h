@@ -31,10 +31,13 @@ struct PagedAttention {
   const std::int64_t* positions = nullptr;  // [batch]: of the new token
   void* o = nullptr;                        // [batch, heads, head_dim]
 
-  /// Query heads that one block answers.
+  /// Query heads that one block answers: as many of those that share a key head as divide them evenly.
+  static constexpr std::int64_t kMostTogether = 8;
   constexpr std::int64_t together() const {
     const auto group = heads / kv_heads;
-    return group % 4 == 0 ? 4 : group % 2 == 0 ? 2 : 1;
+    auto count = std::min(group, kMostTogether);
+    while (group % count != 0) --count;
+    return count;
   }
 };
 
@@ -42,11 +45,24 @@ constexpr bool has_paged_attention(std::int64_t head_dim) {
   return head_dim == 64 || head_dim == 128 || head_dim == 256;
 }
 
-/// How many splits keep a large card busy, each of at least four pages.
+/// How many splits keep a large card busy, each of at least four pages: the fewest with which the last blocks, too, run
+/// with most of the card at work.
 constexpr std::int64_t paged_splits(const PagedAttention& a) {
-  constexpr std::int64_t kBlocks = 3 * 132;
-  const auto units = a.batch * a.heads / a.together();
-  return std::clamp<std::int64_t>((kBlocks + units - 1) / units, 1, std::max<std::int64_t>(1, a.width / 4));
+  constexpr std::int64_t kBlocks = 3 * 132;  // at once
+  constexpr double kBusy = 0.95;
+  const auto units = a.batch * a.heads / a.together(), most = std::max<std::int64_t>(1, a.width / 4);
+  std::int64_t best = 1;
+  double busiest = 0;
+  for (std::int64_t splits = 1; splits <= std::min<std::int64_t>(most, kBlocks); ++splits) {
+    const auto blocks = units * splits, rounds = (blocks + kBlocks - 1) / kBlocks;
+    const double busy = static_cast<double>(blocks) / static_cast<double>(rounds * kBlocks);
+    if (busy > busiest) {
+      busiest = busy;
+      best = splits;
+    }
+    if (busiest >= kBusy) break;
+  }
+  return best;
 }
 
 void paged_attention(const PagedAttention& a, const Device& device);

@@ -37,6 +37,7 @@ inline int thread() { return 0; }
 inline std::int64_t block() { return machine.block; }
 inline std::int64_t blocks() { return machine.blocks; }
 inline void sync() {}
+inline void sync_warp() {}
 inline int lane() { return 0; }
 inline int warp() { return 0; }
 template <typename T>
@@ -59,6 +60,7 @@ inline void end_group() {}
 template <int>
 void wait_for_groups_but() {}
 inline void wait_for_earlier() {}
+inline void let_next_start() {}
 inline constexpr int kLineBytes = 128;
 inline void ask_for(const void*) {}
 inline char* shared_memory() { return machine.shared; }

@@ -76,6 +76,8 @@ inline void sync() {
   give_way();
 }
 
+inline void sync_warp() { give_way(); }
+
 template <typename T>
 T from_lane(T value, int bits) {
   const auto own = self();
@@ -180,5 +182,6 @@ void launch_early(void (*kernel)(Parameters...), std::int64_t grid, int bytes, i
   launch_blocks_of<kBlock>(kernel, grid, bytes, stream, arguments...);
 }
 inline void wait_for_earlier() {}
+inline void let_next_start() {}
 
 }  // namespace gka::kernels::cuda
