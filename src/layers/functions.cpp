@@ -45,7 +45,7 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights,
                                     const InputNorm& norm) {
   if (!norm.weight.defined()) return project_all(x, weights);
-  if (ops::has_small_products(x, weights) && ops::has_small_norm(x, norm)) return ops::small_products(x, weights, norm);
+  if (ops::has_small_products(x, weights) && ops::has_small_norm(norm)) return ops::small_products(x, weights, norm);
   return project_all(add_norm(x, {}, norm.weight, norm.eps).normed, weights);
 }
 
@@ -200,7 +200,7 @@ bool SwiGlu::is_fused(const at::Tensor& x) const {
 }
 
 at::Tensor SwiGlu::onto(const at::Tensor& x, const InputNorm& norm) const {
-  if (is_fused(x) && ops::has_small_products(x, {gate_, up_}) && ops::has_small_norm(x, norm)) {
+  if (is_fused(x) && ops::has_small_products(x, {gate_, up_}) && ops::has_small_norm(norm)) {
     return project_onto(x, ops::small_gated_product(x, gate_, up_, norm), down_);
   }
   return x.add(forward(add_norm(x, {}, norm.weight, norm.eps).normed));

@@ -77,9 +77,9 @@ bool has_small_products(const at::Tensor& x, at::TensorList weights) {
   using kernels::cuda::SmallProducts;
   if (at::GradMode::is_enabled() || !x.is_cuda() || x.size(-1) == 0 || !has_fused(x)) return false;
   const auto type = x.scalar_type();
-  if (type != at::kBFloat16 && type != at::kHalf) return false;
   const auto rows = x.numel() / x.size(-1);
-  if (rows == 0 || rows > SmallProducts::kMostRows || weights.size() > SmallProducts::kMostMatrices) return false;
+  if (type != at::kBFloat16 || rows == 0 || !kernels::cuda::has_small_products(rows, x.size(-1))) return false;
+  if (weights.size() > SmallProducts::kMostMatrices) return false;
   const auto stored = weights.empty() ? type : weights.front().scalar_type();
   if (stored != type && stored != at::kChar) return false;
   return std::ranges::all_of(weights, [&](const at::Tensor& weight) {
@@ -87,10 +87,9 @@ bool has_small_products(const at::Tensor& x, at::TensorList weights) {
   });
 }
 
-bool has_small_norm(const at::Tensor& x, const InputNorm& norm) {
+bool has_small_norm(const InputNorm& norm) {
   const auto& weight = norm.weight;
-  return kernels::cuda::can_norm(x.numel() / x.size(-1), x.size(-1)) && weight.scalar_type() == at::kFloat &&
-         weight.is_contiguous() && is_aligned(weight);
+  return weight.scalar_type() == at::kFloat && weight.is_contiguous() && is_aligned(weight);
 }
 
 namespace {
@@ -104,7 +103,6 @@ struct SmallCall {
 std::vector<at::Tensor> run_small(const at::Tensor& x, at::TensorList weights, const SmallCall& how) {
   kernels::cuda::SmallProducts call{.rows = x.numel() / x.size(-1),
                                     .depth = x.size(-1),
-                                    .dtype = kernel_dtype(x.scalar_type()),
                                     .int8 = is_int8(weights.front()),
                                     .x = x.const_data_ptr(),
                                     .eps = static_cast<float>(how.norm.eps),

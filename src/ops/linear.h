@@ -18,15 +18,15 @@ at::Tensor stacked(at::TensorList weights, at::ScalarType type);
 /// a b in `type`. Where a GPU sums in it anyhow, nothing is rounded to the type of a and b in between.
 at::Tensor product_as(at::ScalarType type, const at::Tensor& a, const at::Tensor& b);
 
-/// Whether x has few enough rows, and all suits the GPU's kernel for that: no gradients, one 16-bit type.
+/// Whether x has few enough rows, and all suits the GPU's kernel for that: no gradients, bfloat16.
 bool has_small_products(const at::Tensor& x, at::TensorList weights);
 /// What such products take along: the norm of x, x / rms(x) ⊙ weight.
 struct InputNorm {
   at::Tensor weight{};  // float32; undefined: none
   double eps = 0;
 };
-/// Whether small products of x take the norm along.
-bool has_small_norm(const at::Tensor& x, const InputNorm& norm);
+/// Whether small products take this norm along.
+bool has_small_norm(const InputNorm& norm);
 /// x Wᵀ for each of the weights, SiLU(x gateᵀ) ⊙ x upᵀ, and onto + x Wᵀ, each in one launch, where there are small
 /// products for them.
 std::vector<at::Tensor> small_products(const at::Tensor& x, at::TensorList weights, const InputNorm& norm = {});

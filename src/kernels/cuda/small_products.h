@@ -13,15 +13,14 @@ namespace gka::kernels::cuda {
 struct SmallProducts {
   static constexpr int kMostRows = 8, kMostMatrices = 8;
   struct Matrix {
-    const void* weight = nullptr;  // [outputs, depth] of x's type or int8 (products.h), contiguous, aligned to 16 bytes
+    const void* weight = nullptr;  // [outputs, depth] of bfloat16 or int8 (products.h), contiguous, aligned to 16 bytes
     void* y = nullptr;             // [rows, outputs], contiguous
     std::int64_t outputs = 0;
   };
 
   std::int64_t rows = 0, depth = 0;  // depth: a multiple of 8
-  DType dtype = DType::bfloat16;     // or float16
   bool int8 = false;                 // the weights, all of them
-  const void* x = nullptr;           // [rows, depth], contiguous, aligned
+  const void* x = nullptr;           // [rows, depth] of bfloat16, contiguous, aligned
   const float* norm = nullptr;       // [depth], aligned: the products are of norm ⊙ x / rms(x)
   float eps = 0;
   const void* onto = nullptr;  // [rows, outputs] of the only matrix, of x's type: y gets the sum of it and the product
@@ -31,8 +30,10 @@ struct SmallProducts {
       false;  // two matrices of the same size: the first y gets SiLU(x W_0ᵀ) ⊙ x W_1ᵀ, the second is not written
 };
 
-/// Whether rows of x can be normed here: they have to lie in shared memory.
-constexpr bool can_norm(std::int64_t rows, std::int64_t depth) { return rows * depth <= 48 * 1024; }
+/// Whether there are products of so much: x has to lie in shared memory.
+constexpr bool has_small_products(std::int64_t rows, std::int64_t depth) {
+  return rows <= SmallProducts::kMostRows && rows * depth <= 48 * 1024;
+}
 
 void small_products(const SmallProducts& p, const Device& device);
 

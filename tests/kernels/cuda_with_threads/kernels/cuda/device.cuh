@@ -47,7 +47,7 @@ struct Machine {
   static constexpr std::size_t kStackBytes = 64 * 1024;
 
   alignas(16) char shared[kSharedBytes];
-  std::int64_t block = 0;
+  std::int64_t block = 0, blocks = 0;
   int thread = 0;
   ucontext_t round;
   std::vector<ucontext_t> contexts;
@@ -63,6 +63,8 @@ inline Machine machine;
 
 inline int thread() { return machine.thread; }
 inline std::int64_t block() { return machine.block; }
+inline std::int64_t blocks() { return machine.blocks; }
+inline int multiprocessors(int) { return 3; }
 inline int lane() { return thread() % kLanes; }
 inline int warp() { return thread() / kLanes; }
 inline char* shared_memory() { return machine.shared; }
@@ -171,6 +173,7 @@ void launch_blocks_of(void (*kernel)(Parameters...), std::int64_t grid, int, voi
   auto body = [&] { kernel(arguments...); };
   machine.body = &body;
   machine.run = [](void* p) { (*static_cast<decltype(body)*>(p))(); };
+  machine.blocks = grid;
   for (machine.block = 0; machine.block < grid; ++machine.block) {
     std::memset(machine.shared, 0xff, Machine::kSharedBytes);  // NaN, as far as anybody reads before writing
     run_block(kBlock);
