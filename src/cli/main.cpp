@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <iostream>
@@ -58,8 +59,15 @@ bool is_here(std::span<char* const> words) {
   return command == kCommands.end() || here(*command);
 }
 
+/// Threads that wait for each other go to sleep after microseconds. libgomp's own habit, to spin for milliseconds,
+/// holds the core that the other thread needs as soon as the machine has other work. It reads this when it is loaded.
+void let_threads_sleep() {
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr) ::setenv("GOMP_SPINCOUNT", "1000", /*overwrite=*/0);
+}
+
 /// Replaces this process by the program that has all commands.
 [[noreturn]] void hand_over(char** argv) {
+  let_threads_sleep();
   const auto program = std::filesystem::canonical("/proc/self/exe").parent_path() / "gka-torch";
   ::execv(program.c_str(), argv);
   throw gka::file_error("run", program);

@@ -129,6 +129,14 @@ def test_a_word_without_a_place_is_what_is_complained_about():
     assert done.stderr.startswith("gka: 'book.txt' is no option of `gka score …` and has no place there")
 
 
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, 1000), ({"GOMP_SPINCOUNT": "7"}, 7), ({"OMP_WAIT_POLICY": "passive"}, 0)]
+)
+def test_threads_that_wait_soon_sleep_unless_told_otherwise(given, spins):
+    shown = call("generate", "--help", OMP_DISPLAY_ENV="verbose", **given).stderr
+    assert f"GOMP_SPINCOUNT = '{spins}'" in shown
+
+
 def test_a_wrong_name_for_an_option_is_answered_with_the_right_ones():
     done = call("info", "--solver", "jacobi")
     assert done.returncode == 2
