@@ -38,8 +38,8 @@ USUAL_RATE = 2e-3  # where experiments/lm has not found GKA's best one yet
 
 @dataclass(frozen=True)
 class Variant:
-    """`choices` are keys of the layer's configuration, `settings` of the training file; `iterations`: solver steps it is
-    measured with besides its own; `shifts`: what is added to the first weights whose names end so."""
+    """`choices` are keys of the layer's configuration, `settings` of the training file; `iterations`: solver steps it
+    is measured with besides its own; `shifts`: what is added to the first weights whose names end so."""
 
     title: str
     choices: dict[str, object] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def gka_rate(size: str) -> float:
 
 
 def as_released(results: Results) -> Results:
-    """What experiments/lm has of the same models on as much text: the released form, and Gated DeltaNet with narrow values."""
+    """What experiments/lm has of such models on as much text: the released form, Gated DeltaNet with narrow values."""
     asked = {(r["size"], r["corpus"], r["tokens"], r["rate"]) for r in results.values() if "measures" in r}
     found: Results = {}
     for layer, variant in (("gka", "base"), ("gdn-narrow", "gdn-eps-1e-5")):

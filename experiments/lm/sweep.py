@@ -5,8 +5,8 @@ a line of JSON. So a run is begun only if it is expected to end within the budge
 it; where that was wrong, it is stopped at the end of the budget with a checkpoint, and the next call with the same
 --out goes on with it, if the machine still is the same. If not, that run is lost, and begins anew.
 
-Small models leave a card idle: `jobs` processes take a run each. How fast one of them is says nothing of its layer, so a
-result says how many there were, and a speed is that of as many.
+Small models leave a card idle: `jobs` processes take a run each. How fast one of them is says nothing of its layer, so
+a result says how many there were, and a speed is that of as many.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ class Sweep:
         }
 
     def _shifted(self, trainer: Trainer, run: Run, settings: dict[str, object]) -> Path:
-        """A model of the weights that the run would begin with, shifted: a step that learns nothing leaves them as drawn."""
+        """A model of the weights the run would begin with, shifted: a step that learns nothing leaves them as drawn."""
         model = self._folder(run).with_name(f"{run.name}-first")
         drawn = model.with_name(f"{run.name}-drawn")
         for folder in (model, drawn):

@@ -1,5 +1,5 @@
-"""flash-linear-attention's whole layers, timed as `gka bench layer` times ours: forward and backward of one layer of the
-same width and heads, gradients of weights and input; the median of so many calls. Prints the same JSON.
+"""flash-linear-attention's whole layers, timed as `gka bench layer` times ours: forward and backward of one layer of
+the same width and heads, gradients of weights and input; the median of so many calls. Prints the same JSON.
 
     python3 beside.py FOLDER --lengths 1k,4k,16k,64k        FOLDER has the package `fla`
 
@@ -21,8 +21,8 @@ import torch
 
 WARMING = 3  # calls before those that count: compiling, tuning, memory
 
-# By the names of `gka bench layer`: module, class, what differs from its defaults. Values of Gated DeltaNet are twice as
-# wide as its keys there and here; GLA has half as many heads, with keys half as wide as all of them together.
+# By the names of `gka bench layer`: module, class, what differs from its defaults. Values of Gated DeltaNet are twice
+# as wide as its keys there and here; GLA has half as many heads, with keys half as wide as all of them together.
 LAYERS = {
     "DN": ("delta_net", "DeltaNet", lambda heads, dim: {"num_heads": heads}),
     "GDN": ("gated_deltanet", "GatedDeltaNet", lambda heads, dim: {"num_heads": heads, "head_dim": dim, "expand_v": 2}),

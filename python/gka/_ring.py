@@ -104,5 +104,5 @@ class _Ring(Function):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's queries over all keys up to theirs: q [B, T, heads, head_dim], k and v with as many heads or fewer."""
+    """This rank's queries over all keys up to theirs: q [B, T, heads, head_dim], k and v of as many heads or fewer."""
     return _Ring.apply(*(t.transpose(1, 2) for t in (q, k, v)), group).transpose(1, 2)

@@ -1,7 +1,7 @@
-"""Sources include what they use. The usual build has torch's headers precompiled into every file (cmake/Precompiled.cmake),
-so a missing include shows only where that is off: in a wheel, after a quarter of an hour. Here the headers each source
-reaches by itself are followed on paper, in seconds, and looked through for the names it uses. What it cannot see is an
-operator: `a * b` of two tensors wants <ATen/TensorOperators.h>."""
+"""Sources include what they use. The usual build has torch's headers precompiled into every file
+(cmake/Precompiled.cmake), so a missing include shows only where that is off: in a wheel, after a quarter of an hour.
+Here the headers each source reaches by itself are followed on paper, in seconds, and looked through for the names it
+uses. What it cannot see is an operator: `a * b` of two tensors wants <ATen/TensorOperators.h>."""
 
 import functools
 import re
