@@ -100,7 +100,7 @@ def losses(layers: dict[str, list[dict]]) -> str:
 
 
 def paired(layers: dict[str, list[dict]], beside: str = "gka") -> str:
-    """Differences on the same windows: their standard error is far below a loss's, and the seed's share is not in it."""
+    """Differences on the same windows: their error is far below a loss's, and the seed's share is not in it."""
     found = {layer: [run["measures"]["held_out"] for run in runs] for layer, runs in layers.items()}
     found = {layer: [held for held in many if "windows" in held] for layer, many in found.items()}
     if not found.get(beside):
