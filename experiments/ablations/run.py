@@ -141,10 +141,20 @@ def make(options: argparse.Namespace, variant: str, seed: int) -> Run:
     )
 
 
+def asked(text: str) -> tuple[str, int | None]:
+    """VARIANT or VARIANT:SEED."""
+    variant, colon, seed = text.partition(":")
+    if variant not in VARIANTS or (colon and not seed.isdigit()):
+        raise argparse.ArgumentTypeError(f"got {text}; it takes VARIANT or VARIANT:SEED, any of {', '.join(VARIANTS)}")
+    return variant, int(seed) if colon else None
+
+
 def plan(options: argparse.Namespace) -> Iterator[Run]:
+    """As they are named; a variant without a seed of its own once for each of --seeds."""
     for seed in range(options.seeds):
-        for variant in options.only:
-            yield make(options, variant, seed)
+        for variant, own in options.only:
+            if own is None or seed == 0:
+                yield make(options, variant, seed if own is None else own)
 
 
 def arguments() -> argparse.Namespace:
@@ -153,8 +163,8 @@ def arguments() -> argparse.Namespace:
     for name in ("list", "run"):
         one = commands.add_parser(name)
         add_options(one, "out/ablations")
-        one.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="VARIANT",
-                         help=f"any of {', '.join(VARIANTS)} (all)")  # fmt: skip
+        one.add_argument("--only", nargs="+", type=asked, default=[(name, None) for name in VARIANTS],
+                         metavar="VARIANT[:SEED]", help=f"any of {', '.join(VARIANTS)} (all)")  # fmt: skip
         one.add_argument("--rate", type=float, help=f"of all runs (what experiments/lm chose, or {USUAL_RATE:g})")
         one.add_argument("--seeds", type=int, default=1)
         one.add_argument(

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sizes import FIRST_THREE, LAYERS, MATCHES, SIZES, model
+from sizes import FIRST_THREE, LAYERS, MATCHES, SIZES, USUAL, model
 from sweep import ROOT, Results, Run
 from trials import add_options, collected, guessed_speed, known_results, list_runs, recipe, run_plan, vocabulary_of
 
@@ -88,8 +88,8 @@ def arguments() -> argparse.Namespace:
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "out/lm")
-    parser.add_argument("--only", nargs="+", choices=list(LAYERS), default=list(LAYERS), metavar="LAYER",
-                        help=f"any of {', '.join(LAYERS)} (all)")  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=list(LAYERS), default=list(USUAL), metavar="LAYER",
+                        help=f"any of {', '.join(LAYERS)} (all up to {USUAL[-1]})")  # fmt: skip
     parser.add_argument("--match", choices=MATCHES, default="parameters",
                         help="what layers have in common (parameters)")  # fmt: skip
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to try (the size's own)")

@@ -81,6 +81,18 @@ LAYERS = {
     "gla": Layer("GLA", "GLA", fits_as="gla"),
     "kda": Layer("KDA", "KDA", fits_as="kda"),
 }
+USUAL = tuple(LAYERS)  # what a plan has unless it is told otherwise
+
+
+def with_eps(layer: str, eps: float) -> Layer:
+    """With another ε in the norm of the layer's output."""
+    like = LAYERS[layer]
+    choices = {key: value | {"norm_eps": eps} for key, value in like.choices.items()}
+    title = f"{like.title}, ε {eps:.0e}".replace("e-0", "e-")
+    return Layer(title, like.token, choices or {f"{layer}_config": {"norm_eps": eps}}, like.fits_as)
+
+
+LAYERS |= {f"{layer}-eps-1e-{n}": with_eps(layer, 10.0**-n) for layer in ("gka", "gdn", "gdn-narrow") for n in (4, 3)}
 FIRST_THREE = ("attention", "gdn", "gka")  # those that get a second seed
 MATCHES = ("parameters", "mlp")
 

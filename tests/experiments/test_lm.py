@@ -145,6 +145,14 @@ def test_a_slice_trains_and_measures_and_the_next_one_knows_what_is_done(unpacke
     assert again.stderr.startswith("0 runs done, 0 left")
 
 
+def test_runs_are_listed_as_they_are_named_each_with_its_seed():
+    listed = call(FOLDER.parent / "ablations" / "run.py", "list", "--seeds", "2", "--only", "norm-eps:3", "base").stdout
+    names = [line.split()[1] for line in listed.splitlines() if "12m-" in line]
+    assert [(name.split("-text-")[0], name[-2:]) for name in names] == [
+        ("12m-norm-eps", "s3"), ("12m-base", "s0"), ("12m-base", "s1")
+    ]  # fmt: skip
+
+
 def test_ablations_change_one_thing_and_measure_fewer_iterations_of_the_same_weights(unpacked, tmp_path):
     plan = ["--size", "toy", "--data", unpacked, "--out", tmp_path / "out", "--items", "0", "--windows", "2"]
     program = FOLDER.parent / "ablations" / "run.py"
