@@ -1,6 +1,7 @@
 // The Gated KalmaNet block: unit-length queries and keys, gates β, γ and α, the memory operator, a gated norm.
 //
 // With sketching the solve runs in d learned dimensions: Ĥ holds P k, x = Pᵀ solve(Ĥ + λ̂I, P q), and U keeps all of D.
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/einsum.h>
 
@@ -8,6 +9,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "layers/memory.h"
 #include "layers/mixers.h"
 #include "layers/projection.h"
+#include "ops/block.h"
 
 namespace gka::layers {
 namespace {
@@ -117,6 +120,10 @@ class Gka final : public Mixer {
     std::vector<at::Tensor> others;
     if (output_.gate_weight().defined()) others.push_back(output_.gate_weight());
     if (gate_weights.defined()) others.push_back(gate_weights);
+    if (may_step_at_once(x, call)) {
+      const auto normed = step_at_once(x, others, call);
+      if (normed.defined()) return output_.project_normed(normed, call.stream(x));
+    }
     const auto parts = project_heads(x, {&query_, &key_, &value_}, others, call);
     auto q = parts.heads[0], k = parts.heads[1];
     const auto v = expand_v_.forward(parts.heads[2]);
@@ -161,12 +168,21 @@ class Gka final : public Mixer {
     return weights.empty() || !is_learning(weights.front()) ? gate_weights_ : at::cat(weights);
   }
 
-  Gates gates(const at::Tensor& projected) const {
+  struct GateKinds {
     std::vector<GateKind> kinds;
     std::vector<at::Tensor Gates::*> places;
+
+    /// Which kind is there; −1: none.
+    int find(at::Tensor Gates::* place) const {
+      const auto found = std::ranges::find(places, place);
+      return found != places.end() ? static_cast<int>(found - places.begin()) : -1;
+    }
+  };
+  GateKinds gate_kinds() const {
+    GateKinds gates;
     const auto add = [&](at::Tensor Gates::* place, GateKind kind) {
-      places.push_back(place);
-      kinds.push_back(std::move(kind));
+      gates.places.push_back(place);
+      gates.kinds.push_back(std::move(kind));
     };
     if (decay_proj_.defined()) {
       add(&Gates::log_decay, {.gate = Gate::log_decay, .bias = decay_.dt_bias, .a_log = decay_.a_log});
@@ -176,10 +192,69 @@ class Gka final : public Mixer {
       add(&Gates::beta, {.gate = published ? Gate::squared_sigmoid : Gate::sigmoid, .bias = beta_bias_, .a_log = {}});
     }
     if (alpha_.defined()) add(&Gates::alpha, {.gate = Gate::sigmoid, .bias = alpha_bias_, .a_log = {}});
-    const auto values = open_gates(projected, kinds);
+    return gates;
+  }
+
+  Gates gates(const at::Tensor& projected) const {
+    const auto gates = gate_kinds();
+    const auto values = open_gates(projected, gates.kinds);
     Gates g;
-    for (std::size_t i = 0; i < values.size(); ++i) g.*places[i] = values[i];
+    for (std::size_t i = 0; i < values.size(); ++i) g.*gates.places[i] = values[i];
     return g;
+  }
+
+  /// Whether one kernel may do all that a step has between its projections; that kernel has the last word.
+  bool may_step_at_once(const at::Tensor& x, const Call& call) const {
+    if (!call.is_step() || !x.is_cuda() || at::GradMode::is_enabled() || config_.num_iter == 0 || sketch_.defined()) {
+      return false;
+    }
+    const bool every_head =
+        sizes_.q_heads == sizes_.heads && sizes_.k_heads == sizes_.heads && sizes_.v_heads == sizes_.heads;
+    const bool sizes =
+        (sizes_.key_dim == 64 || sizes_.key_dim == 128) && (sizes_.value_dim == 64 || sizes_.value_dim == 128);
+    return every_head && sizes && query_.conv() && key_.conv() && value_.conv() && gate_weights_.defined() &&
+           config_.solver_type == Solver::chebyshev && config_.ridge_mode == RidgeMode::adaptive;
+  }
+
+  /// The norm's answer; undefined where the kernel declines, and then the call is as it was.
+  at::Tensor step_at_once(const at::Tensor& x, const std::vector<at::Tensor>& others, Call& call) const {
+    std::vector<at::Tensor> weights{query_.weight(), key_.weight(), value_.weight()};
+    weights.insert(weights.end(), others.begin(), others.end());
+    const auto parts = project_all(x, weights, call.inference().norm);
+    Call own = call;
+    ops::BlockStepCall step;
+    const HeadProjection* const heads[] = {&query_, &key_, &value_};
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto& options = heads[i]->options();
+      step.convs.push_back(heads[i]->conv().step_call(parts[i], own, options.norm, options.head_dim));
+    }
+    const auto gates = gate_kinds();
+    step.projected = parts.back();
+    step.kinds = gates.kinds;
+    step.log_decay = gates.find(&Gates::log_decay);
+    step.beta = gates.find(&Gates::beta);
+    step.alpha = gates.find(&Gates::alpha);
+
+    const auto& inference = call.inference();
+    ops::MemoryCall& memory = step.memory;
+    memory.h = own.take();
+    memory.u = own.take();
+    memory.state_indices = call.slots();
+    memory.scale = scale_;
+    memory.ridge = config_.ridge_strength;
+    memory.iterations = inference.iterations.value_or(config_.num_iter);
+    memory.iterations_per_sequence = inference.iterations_each;
+    memory.solver = config_.solver_type;
+    memory.ridge_mode = config_.ridge_mode;
+    memory.decay_keys = config_.use_forgetting_gate_kk;
+    if (inference.certainty != nullptr) {
+      memory.certainty = at::empty({x.size(0), sizes_.heads}, x.options().dtype(at::kDouble));
+    }
+    step.norm = output_.norm_call(output_.gate_weight().defined() ? parts[3] : at::Tensor());
+    const auto certainty = memory.certainty;
+    const auto normed = ops::block_step(std::move(step));
+    if (normed.defined() && certainty.defined()) inference.certainty->push_back(certainty.mean(-1));
+    return normed;
   }
 
   at::Tensor answer(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Gates& g, Call& call) const {

@@ -234,6 +234,19 @@ at::Tensor HeadOutput::forward(const at::Tensor& o, const at::Tensor& x) const {
   return finish(o, gate);
 }
 
+ops::NormCall HeadOutput::norm_call(const at::Tensor& gate) const {
+  ops::NormCall norm;
+  if (gate.defined()) norm.gate = gate.unflatten(-1, {options_.heads, options_.head_dim});
+  norm.weight = norm_;
+  norm.activation = options_.activation;
+  norm.eps = options_.eps;
+  return norm;
+}
+
+at::Tensor HeadOutput::project_normed(const at::Tensor& normed, const at::Tensor& stream) const {
+  return stream.defined() ? project_onto(stream, normed.flatten(-2), out_) : project(normed.flatten(-2), out_);
+}
+
 at::Tensor HeadOutput::finish(const at::Tensor& o, const at::Tensor& gate,
                               const c10::intrusive_ptr<ops::GradientRoom>& room, const at::Tensor& stream) const {
   const auto by_head = gate.defined() ? gate.unflatten(-1, {options_.heads, options_.head_dim}) : gate;
@@ -241,7 +254,7 @@ at::Tensor HeadOutput::finish(const at::Tensor& o, const at::Tensor& gate,
   const auto normed = room && gate.defined() && is_learning(norm_)
                           ? ops::gated_rms_norm_into(o, by_head, norm_, options, room)
                           : gated_rms_norm(o, by_head, norm_, options);
-  return stream.defined() ? project_onto(stream, normed.flatten(-2), out_) : project(normed.flatten(-2), out_);
+  return project_normed(normed, stream);
 }
 
 std::int64_t whole(double share, std::int64_t size, std::string_view what) {

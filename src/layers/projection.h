@@ -138,6 +138,9 @@ class HeadOutput {
   const at::Tensor& gate_weight() const { return gate_; }
   at::Tensor finish(const at::Tensor& o, const at::Tensor& gate, const c10::intrusive_ptr<ops::GradientRoom>& room = {},
                     const at::Tensor& stream = {}) const;
+  /// `finish` in two parts for who norms by itself: the norm's arguments but for o, and the output projection.
+  ops::NormCall norm_call(const at::Tensor& gate) const;
+  at::Tensor project_normed(const at::Tensor& normed, const at::Tensor& stream) const;
 
  private:
   Options options_;

@@ -6,10 +6,12 @@
 #include <c10/util/Exception.h>
 
 #include "gka/block_kernels.h"
+#include "kernels/cuda/step_block.h"
 #include "ops/arguments.h"
 #include "ops/backends.h"
 #include "ops/checks.h"
 #include "ops/on_gpu.h"
+#include "ops/run.h"
 #include "ops/tensors.h"
 
 namespace gka::ops {
@@ -182,6 +184,52 @@ std::vector<at::Tensor> short_conv_steps(std::vector<ConvCall> calls) {
   }
   on_gpu(calls.front().x, [&](const auto& device) { kernels::cuda::short_conv_steps(steps, device); });
   return results;
+}
+
+at::Tensor block_step(BlockStepCall call) {
+  constexpr std::string_view kName = "gated_kalmanet_step";
+  const auto& x = call.convs.front().x;
+  if (!kHasCuda || !x.is_cuda() || !has_gates(call.projected, call.kinds) || values_are_checked(x.device())) return {};
+  const auto heads = call.memory.h.size(1);
+  const auto by_head = [&](const at::Tensor& t) { return t.unflatten(-1, {heads, t.size(-1) / heads}); };
+  MemoryCall& a = call.memory;
+  a.q = by_head(call.convs[0].x);
+  a.k = by_head(call.convs[1].x);
+  a.v = by_head(call.convs[2].x);
+  const auto options = check_options(kName, a);
+  const auto sizes = check_step(kName, a);
+  const auto y = at::empty({a.q.size(0), heads, a.v.size(-1)}, a.q.options());
+  kernels::cuda::StepBlock block{.step = step_of(a, sizes, options, y)};
+  for (std::size_t i = 0; i < call.convs.size(); ++i) {
+    ConvCall& conv = call.convs[i];
+    const auto conv_sizes = check_short_conv_step(kConvStep, conv);
+    prepare(conv);
+    block.convs[i] = step_of(conv, conv_sizes, conv.x);
+    if (!conv.state.is_contiguous()) return {};
+  }
+  const auto by_token = [](const at::Tensor& t) {
+    return t.defined() ? View{.data = pointer(t),
+                              .dtype = kernel_dtype(t.scalar_type()),
+                              .batch_stride = t.stride(0),
+                              .head_stride = t.stride(1)}
+                       : View{};
+  };
+  call.norm.x = y;
+  check_gated_rms_norm("gated_rms_norm", call.norm);
+  prepare(call.norm);
+  block.gates = gates_of(call.projected, call.kinds);
+  block.log_decay = call.log_decay;
+  block.beta = call.beta;
+  block.alpha = call.alpha;
+  block.norm = norm_of(call.norm);
+  block.norm.gate = by_token(call.norm.gate);
+  block.y = by_token(y);
+  bool taken = false;
+  on_gpu(x, [&](const auto& device) {
+    taken = kernels::cuda::takes_step_block(block);
+    if (taken) kernels::cuda::step_block(block, device);
+  });
+  return taken ? y : at::Tensor();
 }
 
 void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/arguments.h"
+#include "ops/gates.h"
 
 namespace gka::ops {
 
@@ -21,6 +22,19 @@ std::array<at::Tensor, 2> gated_rms_norm_backward_to(NormCall call, const at::Te
 
 /// Up to three short_conv_step of one type in one launch, of tensors on a GPU and below autograd.
 std::vector<at::Tensor> short_conv_steps(std::vector<ConvCall> calls);
+
+/// One token of a GKA block between its projections, as many query, key and value heads as there are.
+struct BlockStepCall {
+  std::vector<ConvCall> convs;  // of q, k and v, x [B, heads · dim]
+  at::Tensor projected;         // of the gates, [B, kinds · heads]
+  std::vector<GateKind> kinds;
+  int log_decay = -1, beta = -1, alpha = -1;  // which of the kinds; −1: none
+  MemoryCall memory;                          // its q, k, v and gates are not read
+  NormCall norm;                              // gate [B, heads, dim], weight, eps; x is not read
+};
+/// All of it in one kernel, of tensors on a GPU and below autograd: [B, heads, value_dim], the norm's answer. Undefined
+/// where that kernel does not take the call; then nothing was done.
+at::Tensor block_step(BlockStepCall call);
 
 void run_short_conv(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 void run_short_conv_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack);

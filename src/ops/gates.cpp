@@ -10,10 +10,6 @@
 #include "ops/on_gpu.h"
 
 namespace gka::ops {
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 kernels::cuda::Gates gates_of(const at::Tensor& projected, const std::vector<GateKind>& kinds) {
   const auto heads = projected.size(-1) / static_cast<std::int64_t>(kinds.size());
@@ -30,6 +26,11 @@ kernels::cuda::Gates gates_of(const at::Tensor& projected, const std::vector<Gat
   }
   return call;
 }
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
 /// Rows of neighbouring numbers, evenly apart: contiguous, or columns of what is.
 bool has_even_rows(const at::Tensor& tensor) {

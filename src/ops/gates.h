@@ -18,6 +18,9 @@ struct GateKind {
 /// Whether `gates` takes the projection, and the parameters.
 bool has_gates(const at::Tensor& projected, const std::vector<GateKind>& kinds);
 
+/// As the kernel sees them, without room for values.
+kernels::cuda::Gates gates_of(const at::Tensor& projected, const std::vector<GateKind>& kinds);
+
 /// projected [..., kinds · heads], contiguous or columns of what is; float32 [..., heads] for each kind. With
 /// gradients.
 std::vector<at::Tensor> gates(const at::Tensor& projected, const std::vector<GateKind>& kinds);

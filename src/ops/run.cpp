@@ -164,6 +164,28 @@ ForwardResults forward(MemoryCall& a, std::string_view name, at::Tensor* certain
 
 }  // namespace
 
+kernels::Step step_of(MemoryCall& a, const Sizes& sizes, kernels::Options options, const at::Tensor& o) {
+  prepare(a);
+  options.ridge_diagonal = doubles(a.ridge_diagonal);
+  return {.batch = sizes.batch.expect_int(),
+          .heads = sizes.heads.expect_int(),
+          .key_dim = sizes.key_dim.expect_int(),
+          .value_dim = sizes.value_dim.expect_int(),
+          .q = token_view(a.q),
+          .k = token_view(a.k),
+          .v = token_view(a.v),
+          .log_decay = token_view(a.log_decay),
+          .beta = token_view(a.beta),
+          .alpha = token_view(a.alpha),
+          .o = token_view(o),
+          .h = pointer(a.h),
+          .u = pointer(a.u),
+          .state_indices = static_cast<const std::int64_t*>(pointer(a.state_indices)),
+          .iterations = static_cast<const std::int32_t*>(pointer(a.iterations_per_sequence)),
+          .certainty = doubles(a.certainty),
+          .options = options};
+}
+
 template <Part part>
 void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   static const Operator<MemoryCall> self(op);
@@ -232,32 +254,10 @@ void run_step(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   static const Operator<MemoryCall> self(op);
   const auto name = self.name();
   MemoryCall a = self.pop(*stack);
-  auto options = check_options(name, a);
+  const auto options = check_options(name, a);
   const auto sizes = check_step(name, a);
   const auto o = room(a, {sizes.batch, sizes.heads, sizes.value_dim}, a.q.scalar_type());
-  if (!is_meta(a)) {
-    const auto& backend = find_backend(name, a);
-    prepare(a);
-    options.ridge_diagonal = doubles(a.ridge_diagonal);
-    backend.step({.batch = sizes.batch.expect_int(),
-                  .heads = sizes.heads.expect_int(),
-                  .key_dim = sizes.key_dim.expect_int(),
-                  .value_dim = sizes.value_dim.expect_int(),
-                  .q = token_view(a.q),
-                  .k = token_view(a.k),
-                  .v = token_view(a.v),
-                  .log_decay = token_view(a.log_decay),
-                  .beta = token_view(a.beta),
-                  .alpha = token_view(a.alpha),
-                  .o = token_view(o),
-                  .h = pointer(a.h),
-                  .u = pointer(a.u),
-                  .state_indices = static_cast<const std::int64_t*>(pointer(a.state_indices)),
-                  .iterations = static_cast<const std::int32_t*>(pointer(a.iterations_per_sequence)),
-                  .certainty = doubles(a.certainty),
-                  .options = options},
-                 a.q.device());
-  }
+  if (!is_meta(a)) find_backend(name, a).step(step_of(a, sizes, options, o), a.q.device());
   push_results(*stack, {o});
 }
 

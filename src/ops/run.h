@@ -9,6 +9,11 @@
 
 namespace gka::ops {
 
+struct MemoryCall;
+struct Sizes;
+/// A checked step as the kernels see it, its tensors in the layout they read; o [B,H,V] gets the answer.
+kernels::Step step_of(MemoryCall& call, const Sizes& sizes, kernels::Options options, const at::Tensor& o);
+
 /// gated_kalmanet, ridge_solve, linear_memory: the same operator by its part.
 template <kernels::Part part>
 void run_part(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -47,10 +47,21 @@ struct CudaOnHost {
   static void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients);
 };
 
+/// A token of a GKA block between its projections. Gates: β, the log of γ and α, `bias` [heads] for each.
+struct BlockStep {
+  const Step& step;
+  const ShortConvStep* convs;  // of q, k and v
+  View projected;              // [batch, 3 · heads]
+  const float *bias, *a_log;
+  const GatedRmsNorm& norm;
+  View y;
+};
+
 /// Those that need many threads, on the host with as many.
 struct CudaWithThreads {
   /// Whether the kernel takes the call.
   static bool step(const Step& step);
+  static bool step_block(const BlockStep& block);
 };
 
 }  // namespace gka::kernels::test

@@ -7,6 +7,29 @@
 
 namespace gka::kernels::test {
 
+bool CudaWithThreads::step_block(const BlockStep& b) {
+  cuda_with_threads::StepBlock block{.step = b.step,
+                                     .convs = {b.convs[0], b.convs[1], b.convs[2]},
+                                     .gates = {.tokens = b.step.batch,
+                                               .heads = static_cast<int>(b.step.heads),
+                                               .count = 3,
+                                               .dtype = b.projected.dtype,
+                                               .projected = b.projected.data,
+                                               .stride = b.projected.batch_stride},
+                                     .log_decay = 1,
+                                     .beta = 0,
+                                     .alpha = 2,
+                                     .norm = b.norm,
+                                     .y = b.y};
+  constexpr auto kSigmoid = cuda_with_threads::Gate::sigmoid;
+  block.gates.kinds[0] = {.gate = kSigmoid, .bias = b.bias};
+  block.gates.kinds[1] = {.gate = cuda_with_threads::Gate::log_decay, .bias = b.bias, .a_log = b.a_log};
+  block.gates.kinds[2] = {.gate = kSigmoid, .bias = b.bias};
+  if (!cuda_with_threads::takes_step_block(block)) return false;
+  cuda_with_threads::step_block(block, {});
+  return true;
+}
+
 bool CudaWithThreads::step(const Step& step) { return cuda_with_threads::step_in_registers(step, {}); }
 
 }  // namespace gka::kernels::test

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
 
+#include "gka/block_kernels.h"
 #include "kernels/backends.h"
 
 namespace gka::kernels::test {
@@ -141,6 +143,146 @@ TEST_P(Steps, AnEmptyMemoryAnswersFromTheTokenAloneAndANaNStaysInItsHead) {
     EXPECT_TRUE(std::isnan(spoilt.o.at(0, 0, 1, j)));
     EXPECT_EQ(spoilt.o.at(0, 0, 0, j), clean.o.at(0, 0, 0, j));
     EXPECT_EQ(spoilt.o.at(1, 0, 1, j), clean.o.at(1, 0, 1, j));
+  }
+}
+
+/// All that a block does with a token between its projections, for two sequences in a pool of eight.
+struct BlockCase {
+  static constexpr std::int64_t kBatch = 2, kHeads = 2, kPool = 8, kWidth = 4;
+
+  DType dtype;
+  std::int64_t key_dim, value_dim;
+  Array x[3], taps[3], kept[3], projected, gate, weight, h, u, y, certainty;
+  std::vector<float> bias = {0.3f, -0.4f}, a_log = {0.2f, -1.0f};
+  std::vector<std::int64_t> slots = {6, 1};
+
+  BlockCase(DType type, std::int64_t d, std::int64_t v) : dtype(type), key_dim(d), value_dim(v) {
+    std::mt19937 random(7);
+    std::normal_distribution<double> normal;
+    const auto fill = [&](DType of, std::array<std::int64_t, 4> shape, double by) {
+      Array array(of, shape);
+      for (std::int64_t i = 0; i < shape[0]; ++i)
+        for (std::int64_t j = 0; j < shape[1]; ++j)
+          for (std::int64_t k = 0; k < shape[2]; ++k)
+            for (std::int64_t l = 0; l < shape[3]; ++l) array.set(i, j, k, l, by * normal(random));
+      return array;
+    };
+    for (int i = 0; i < 3; ++i) {
+      const std::int64_t channels = kHeads * dim(i);
+      x[i] = fill(dtype, {kBatch, 1, 1, channels}, 1);
+      taps[i] = fill(DType::float32, {1, 1, channels, kWidth}, 0.5);
+      kept[i] = fill(dtype, {kPool, 1, channels, kWidth - 1}, 1);
+    }
+    projected = fill(dtype, {kBatch, 1, 1, 3 * kHeads}, 1);
+    gate = fill(dtype, {kBatch, 1, kHeads, value_dim}, 1);
+    weight = fill(DType::float32, {1, 1, 1, value_dim}, 1);
+    h = Array(DType::float32, {kPool, kHeads, key_dim, key_dim});
+    u = fill(DType::float32, {kPool, kHeads, key_dim, value_dim}, 1);
+    for (std::int64_t slot = 0; slot < kPool; ++slot)
+      for (std::int64_t head = 0; head < kHeads; ++head)
+        for (std::int64_t i = 0; i < key_dim; ++i)
+          for (std::int64_t j = 0; j <= i; ++j) {
+            const double value = (i == j ? 3 : 0) + 0.1 * normal(random);
+            h.set(slot, head, i, j, value);
+            h.set(slot, head, j, i, value);
+          }
+    y = Array(dtype, {kBatch, 1, kHeads, value_dim});
+    certainty = Array(DType::float64, {kBatch, 1, kHeads, 1});
+  }
+
+  std::int64_t dim(int i) const { return i < 2 ? key_dim : value_dim; }
+  Step step() {
+    return {.batch = kBatch,
+            .heads = kHeads,
+            .key_dim = key_dim,
+            .value_dim = value_dim,
+            .h = h.data(),
+            .u = u.data(),
+            .state_indices = slots.data(),
+            .certainty = static_cast<double*>(certainty.data())};
+  }
+  ShortConvStep conv(int i) {
+    return {.conv = {.batch = kBatch,
+                     .tokens = 1,
+                     .channels = kHeads * dim(i),
+                     .width = kWidth,
+                     .sequences = kBatch,
+                     .x = x[i].view(),
+                     .weight = taps[i].view(),
+                     .l2_norm = i < 2 ? L2Norm::divide : L2Norm::none,
+                     .head_dim = dim(i)},
+            .y = {},
+            .state = kept[i].view(),
+            .state_indices = slots.data()};
+  }
+  GatedRmsNorm norm() {
+    return {
+        .batch = kBatch, .tokens = 1, .heads = kHeads, .dim = value_dim, .gate = gate.view(), .weight = weight.view()};
+  }
+
+  /// One part after the other.
+  void run_parts() {
+    Array heads[3], log_decay(DType::float32, {kBatch, 1, kHeads, 1}), beta = log_decay, alpha = log_decay, o = y;
+    for (int i = 0; i < 3; ++i) {
+      heads[i] = Array(dtype, {kBatch, 1, kHeads, dim(i)});
+      ShortConvStep one = conv(i);
+      one.y = heads[i].view();
+      reference::short_conv_step(one);
+    }
+    for (std::int64_t b = 0; b < kBatch; ++b)
+      for (std::int64_t head = 0; head < kHeads; ++head) {
+        const auto at = static_cast<std::size_t>(head);
+        const auto z = [&](std::int64_t kind) { return projected.at(b, 0, 0, kind * kHeads + head) + bias[at]; };
+        const auto sigmoid = [](double of) { return 1 / (1 + std::exp(-of)); };
+        beta.set(b, 0, head, 0, sigmoid(z(0)));
+        log_decay.set(b, 0, head, 0, -std::exp(a_log[at]) * std::log1p(std::exp(z(1))));
+        alpha.set(b, 0, head, 0, sigmoid(z(2)));
+      }
+    Step all = step();
+    all.q = heads[0].view();
+    all.k = heads[1].view();
+    all.v = heads[2].view();
+    all.log_decay = log_decay.view();
+    all.beta = beta.view();
+    all.alpha = alpha.view();
+    all.o = o.view();
+    reference::step(all);
+    GatedRmsNorm last = norm();
+    last.x = o.view();
+    reference::gated_rms_norm(last, y.view());
+  }
+
+  void run_at_once() {
+    const Step all = step();
+    const ShortConvStep convs[] = {conv(0), conv(1), conv(2)};
+    const GatedRmsNorm last = norm();
+    ASSERT_TRUE(CudaWithThreads::step_block({.step = all,
+                                             .convs = convs,
+                                             .projected = projected.view(),
+                                             .bias = bias.data(),
+                                             .a_log = a_log.data(),
+                                             .norm = last,
+                                             .y = y.view()}));
+  }
+};
+
+TEST(StepOfABlock, IsConvolutionsGatesMemoryAndNormOneAfterTheOther) {
+  const BlockCase cases[] = {{DType::float32, 128, 128},
+                             {DType::bfloat16, 128, 128},
+                             {DType::bfloat16, 64, 64},
+                             {DType::float16, 64, 128},
+                             {DType::float32, 128, 64}};
+  for (const BlockCase& c : cases) {
+    BlockCase want = c, got = c;
+    want.run_parts();
+    got.run_at_once();
+    const double rounding = c.dtype == DType::float32 ? 2e-5 : c.dtype == DType::float16 ? 2e-3 : 1e-2;
+    const double memory = c.dtype == DType::float32 ? 2e-6 : 1e-3;
+    expect_close(got.y, want.y, rounding, "y");
+    expect_close(got.h, want.h, memory, "h");
+    expect_close(got.u, want.u, memory, "u");
+    expect_close(got.certainty, want.certainty, 1e-3, "certainty");
+    for (int i = 0; i < 3; ++i) expect_close(got.kept[i], want.kept[i], 0, "a convolution's state");
   }
 }
 

@@ -125,6 +125,42 @@ TEST(EveryMixer, StepsFromNothingNeedNoSlots) {
   });
 }
 
+/// On a GPU all of it is one kernel, and in parts where values are checked.
+TEST(GkaSteps, OfOneKernelAreThoseOfItsPartsAndTheTokensOfASequence) {
+  Case c{.name = "GKA with heads of 64", .token = "GKA", .config = {}};
+  c.config.hidden_size = 128;
+  c.config.num_attention_heads = c.config.num_key_value_heads = 2;
+  c.config.head_dim = 64;
+  const auto [parameters, mixer] = build(c, at::kFloat);
+  const at::NoGradGuard no_grad;
+  const auto x = random({2, 5, 128}, 21, at::kFloat);
+  std::vector<Tensor> sure;
+  const auto want = mixer->forward(x, Sequences::rows(2, 5, device()), nullptr, false, {.certainty = &sure}).y;
+  const auto run = [&](std::vector<Tensor>& certainty) {
+    const State pool = mixer->make_state(4, {.device = device(), .dtype = at::kFloat, .capacity = 5});
+    std::vector<Tensor> tokens;
+    for (std::int64_t t = 0; t < 5; ++t) {
+      const Inference inference{
+          .iterations_each = at::full({2}, c.config.gka.num_iter, indices({0}).options().dtype(at::kInt)),
+          .certainty = &certainty};
+      tokens.push_back(mixer->step(x.select(1, t), pool, indices({3, 1}), indices({t, t}), inference));
+    }
+    return at::stack(tokens, 1);
+  };
+  std::vector<Tensor> certainty, certainty_of_parts;
+  const auto got = run(certainty);
+  ::setenv("GKA_CHECK", "1", 1);
+  const auto in_parts = run(certainty_of_parts);
+  ::unsetenv("GKA_CHECK");
+  expect_close(got, want, 1e-4);
+  expect_close(got, in_parts, 1e-5);
+  for (std::int64_t t = 0; t < 5; ++t) {
+    const auto at = static_cast<std::size_t>(t);
+    expect_close(certainty[at], sure[0].select(1, t), 1e-4, "certainty");
+    expect_close(certainty[at], certainty_of_parts[at], 1e-5, "certainty");
+  }
+}
+
 TEST(EveryMixer, PackedEqualsOneByOne) {
   for_every_mixer([](const Case& c) {
     const auto [parameters, mixer] = build(c);

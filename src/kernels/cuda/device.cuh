@@ -7,6 +7,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -187,12 +189,19 @@ void launch_blocks_of(void (*kernel)(Parameters...), std::int64_t grid, int shar
   check(cudaGetLastError(), "starting a kernel");
 }
 
-/// Whether code for this kernel has wait_for_earlier in it, and the device knows what that is.
-template <typename... Parameters>
-bool can_start_early(void (*kernel)(Parameters...), int device) {
-  cudaFuncAttributes compiled{};
-  check(cudaFuncGetAttributes(&compiled, kernel), "asking for a kernel's version");
-  return compiled.ptxVersion >= 90 && attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9;
+/// Whether code for this kernel has wait_for_earlier in it, and the device knows what that is. Asked once for each: the
+/// answer takes longer than a launch.
+inline bool can_start_early(const void* kernel, int device) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, bool> known;
+  const std::scoped_lock lock(mutex);
+  const auto [place, is_new] = known.try_emplace({kernel, device}, false);
+  if (is_new) {
+    cudaFuncAttributes compiled{};
+    check(cudaFuncGetAttributes(&compiled, kernel), "asking for a kernel's version");
+    place->second = compiled.ptxVersion >= 90 && attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9;
+  }
+  return place->second;
 }
 
 /// The same for a kernel that calls wait_for_earlier: its start, some microseconds, passes while the kernel before it
@@ -212,7 +221,7 @@ void launch_early(void (*kernel)(Parameters...), std::int64_t grid, int shared_b
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &early;
-  config.numAttrs = can_start_early(kernel, device) ? 1 : 0;
+  config.numAttrs = can_start_early(reinterpret_cast<const void*>(kernel), device) ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "starting a kernel");
 }
 

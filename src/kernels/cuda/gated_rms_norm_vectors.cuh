@@ -44,11 +44,12 @@ __device__ __forceinline__ Activated<float> opened(float gate) {
   }
 }
 
-template <DType kType>
-__device__ __forceinline__ float root_of(const GatedRmsNorm& n, const Part& x, int lanes) {
+/// 1 / √(mean(x²) + eps) of a row of which each of so many lanes has kN channels.
+template <DType kType, int kN>
+__device__ __forceinline__ float root_of(const GatedRmsNorm& n, const Numbers<kN>& x, int lanes) {
   float squares = 0;
 #pragma unroll
-  for (int i = 0; i < kPart; ++i) squares += x.x[i] * x.x[i];
+  for (int i = 0; i < kN; ++i) squares += x.x[i] * x.x[i];
   const float mean = sum_row(squares, lanes) / static_cast<float>(n.dim);
   return inverse_as<kType>(sqrt_as<kType>(mean + static_cast<float>(n.eps)));
 }

@@ -1,44 +1,10 @@
 // GKA's gates from one projection of all of them, and what goes back to the projection, biases and A_log. Sums over
 // tokens go by block and then over the blocks in their order, so the same input gives the same bits.
 #include "kernels/cuda/fused.cuh"
+#include "kernels/cuda/gates.cuh"
 
 namespace gka::kernels::cuda {
 namespace {
-
-struct Softplus {
-  float value, slope;
-};
-/// z itself where it is large, as torch has it.
-__device__ __forceinline__ Softplus softplus(float z) {
-  if (z > 20) return {z, 1};
-  const float e = exp(z);
-  return {log1pf(e), e / (1.0f + e)};
-}
-
-__device__ __forceinline__ float open_gate(float z) { return 1.0f / (1.0f + exp(-z)); }
-
-/// A number of one kind of gate, and what its gradient is times.
-struct GateValue {
-  float value, slope;
-};
-__device__ __forceinline__ GateValue value_of(Gate gate, float z, float factor) {
-  if (gate == Gate::log_decay) {
-    const Softplus s = softplus(z);
-    return {factor * s.value, factor * s.slope};
-  }
-  const float open = open_gate(z), slope = open * (1.0f - open);
-  if (gate == Gate::sigmoid) return {open, slope};
-  const float above = open + kAboveZero;
-  return {above * above, 2 * above * slope};
-}
-
-/// −exp(A_log) of a head; 1 for gates that have none.
-__device__ __forceinline__ float factor_of(const Gates& g, int kind, int head) {
-  return g.kinds[kind].gate == Gate::log_decay ? -exp(g.kinds[kind].a_log[head]) : 1.0f;
-}
-__device__ __forceinline__ float bias_of(const Gates& g, int kind, int head) {
-  return g.kinds[kind].bias != nullptr ? g.kinds[kind].bias[head] : 0.0f;
-}
 
 /// A thread per token and column.
 template <DType kType>
@@ -48,8 +14,7 @@ __global__ void __launch_bounds__(kThreads) open_gates(const __grid_constant__ G
   const std::int64_t at = own_vector(), token = quotient(at, columns);
   if (token >= g.tokens) return;
   const int column = static_cast<int>(at - token * columns), kind = column / g.heads, head = column % g.heads;
-  const float z = read_as<float, kType>(g.projected, token * g.stride + column) + bias_of(g, kind, head);
-  g.kinds[kind].value[token * g.heads + head] = value_of(g.kinds[kind].gate, z, factor_of(g, kind, head)).value;
+  g.kinds[kind].value[token * g.heads + head] = open_gate_of<kType>(g, token, kind, head);
 }
 
 /// A block takes every blocks()-th stretch of kStretch tokens, and a thread one column of some of them. `kept`

@@ -422,25 +422,14 @@ __device__ __forceinline__ void read_taps(const ShortConv& k, std::int64_t chann
   }
 }
 
-/// A warp per sequence and group of channels. What a lane needs is under way before the first of it is looked at: the
-/// three inputs that each of its four channels keeps are twelve neighbours in the state.
+/// y of four neighbouring channels of a lane, and their place in the state shifted by the new input. What the lane
+/// needs is under way before the first of it is looked at: the three inputs that each of its channels keeps are twelve
+/// neighbours. All lanes of a head take part; one that has no channels (`mine`) reads and writes nothing.
 template <DType kType>
-__global__ void __launch_bounds__(kStepBlock) step_quads(const __grid_constant__ Steps steps) {
-  wait_for_earlier();
-  int task = static_cast<int>(block()) * kStepWarps + warp(), which = 0;
-  while (which < steps.count && task >= static_cast<int>(steps.of[which].conv.batch) * steps.groups[which]) {
-    task -= static_cast<int>(steps.of[which].conv.batch) * steps.groups[which];
-    ++which;
-  }
-  if (which == steps.count) return;
-  const ShortConvStep& step = steps.of[which];
+__device__ __forceinline__ Quad convolve_token(const ShortConvStep& step, std::int64_t b, std::int64_t slot,
+                                               std::int64_t channel, bool mine, int head_lanes) {
   const ShortConv& k = step.conv;
-  const int b = task / steps.groups[which], head_lanes = steps.head_lanes[which];
-  const std::int64_t slot = step.state_indices != nullptr ? step.state_indices[b] : b;
-  const std::int64_t channel = task % steps.groups[which] * kGroup + lane() * kOwn;
-  const bool mine = channel < k.channels;
   const std::int64_t past = (slot * k.channels + channel) * kPast;
-
   Quad now{}, kept[kPast] = {}, taps[kOwn] = {};
   if (mine) {
     Held<kType, kOwn> held[kPast];
@@ -469,8 +458,7 @@ __global__ void __launch_bounds__(kStepBlock) step_quads(const __grid_constant__
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) s.x[i] *= by;
   }
-  if (!mine) return;
-  write_vector<kType, kOwn>(step.y.data, offset(step.y, b, 0, 0) + channel, s);
+  if (!mine) return s;
   Quad next[kPast];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
@@ -482,6 +470,26 @@ __global__ void __launch_bounds__(kStepBlock) step_quads(const __grid_constant__
   }
 #pragma unroll
   for (int j = 0; j < kPast; ++j) write_vector<kType, kOwn>(step.state.data, past + j * kOwn, next[j]);
+  return s;
+}
+
+/// A warp per sequence and group of channels.
+template <DType kType>
+__global__ void __launch_bounds__(kStepBlock) step_quads(const __grid_constant__ Steps steps) {
+  wait_for_earlier();
+  int task = static_cast<int>(block()) * kStepWarps + warp(), which = 0;
+  while (which < steps.count && task >= static_cast<int>(steps.of[which].conv.batch) * steps.groups[which]) {
+    task -= static_cast<int>(steps.of[which].conv.batch) * steps.groups[which];
+    ++which;
+  }
+  if (which == steps.count) return;
+  const ShortConvStep& step = steps.of[which];
+  const int b = task / steps.groups[which];
+  const std::int64_t slot = step.state_indices != nullptr ? step.state_indices[b] : b;
+  const std::int64_t channel = task % steps.groups[which] * kGroup + lane() * kOwn;
+  const bool mine = channel < step.conv.channels;
+  const Quad s = convolve_token<kType>(step, b, slot, channel, mine, steps.head_lanes[which]);
+  if (mine) write_vector<kType, kOwn>(step.y.data, offset(step.y, b, 0, 0) + channel, s);
 }
 
 inline bool takes(const ShortConvStep& step) {

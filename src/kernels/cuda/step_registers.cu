@@ -8,10 +8,17 @@
 // a lane still carries: at its end a lane has one row, and that row's x, which it updates and puts up for the others.
 // One barrier per iteration. U comes in by asynchronous copies meanwhile, each thread's own part, so nobody waits for
 // others; two blocks fit on a multiprocessor, and one's loads run under the other's iterations.
+//
+// What a token brings and what becomes of the answer stands apart (Alone, InBlock): numbers from memory, or all that a
+// GKA block does between its projections, by the same device functions as the kernels of its parts.
 #include "kernels/cuda/step_registers.h"
 
 #include <limits>
 
+#include "kernels/cuda/gated_rms_norm_vectors.cuh"
+#include "kernels/cuda/gates.cuh"
+#include "kernels/cuda/short_conv_vectors.cuh"
+#include "kernels/cuda/step_block.h"
 #include "kernels/cuda/thread_block.cuh"
 #include "kernels/schedule.h"
 #include "kernels/system_scale.h"
@@ -175,16 +182,128 @@ __device__ __forceinline__ double norm_of(const Tile<kDim>& tile, Room& room) {
   return sqrt(sum_block(tile.template squares<double>(), room.wide_parts));
 }
 
-__device__ inline double read_gate(const View& view, std::int64_t b, std::int64_t head, double otherwise) {
-  return view.data != nullptr ? read<double>(view, offset(view, b, 0, head)) : otherwise;
-}
+struct OpenGates {
+  float log_decay = 0, beta = 1, alpha = 1;
+};
 
-/// U ← γU + βkvᵀ and o = s Uᵀz in one pass over U, of which `staged` has this thread's part; with σU and x̃, not U and
-/// σx̃: see recall.cuh.
+/// k and v as they are written, with √β.
+struct Weight {
+  float root;
+  bool writes;  // else nothing is written, whatever k and v hold
+
+  __device__ explicit Weight(float beta) : root(sqrt(beta)), writes(beta != 0) {}
+  __device__ __forceinline__ float operator()(float x) const { return writes ? root * x : 0.0f; }
+};
+
+/// The step by itself.
+struct Alone {
+  using Call = Step;
+
+  __device__ static const Step& step(const Call& call) { return call; }
+
+  __device__ static float read_gate(const View& view, std::int64_t b, std::int64_t head, float otherwise) {
+    return view.data != nullptr ? read<float>(view, offset(view, b, 0, head)) : otherwise;
+  }
+  __device__ static OpenGates gates(const Call& s, std::int64_t b, std::int64_t head) {
+    return {read_gate(s.log_decay, b, head, 0), read_gate(s.beta, b, head, 1), read_gate(s.alpha, b, head, 1)};
+  }
+
+  template <int kDim, int kValues>
+  __device__ static void token(const Call& s, std::int64_t b, std::int64_t, std::int64_t head, const Weight& weight,
+                               Shared<kDim, kValues>& room) {
+    const int t = thread();
+    if (t < kDim) {
+      room.q[t] = read<float>(s.q, offset(s.q, b, 0, head) + t);
+      room.k[t] = weight(read<float>(s.k, offset(s.k, b, 0, head) + t));
+    } else if (t - kDim < kValues) {
+      room.v[t - kDim] = weight(read<float>(s.v, offset(s.v, b, 0, head) + t - kDim));
+    }
+  }
+
+  /// From sums of `kParts` rows in room.o.
+  template <int kParts, int kDim, int kValues>
+  __device__ static void answer(const Call& s, std::int64_t b, std::int64_t head, const Shared<kDim, kValues>& room,
+                                float scale) {
+    const int t = thread();
+    if (t >= kValues) return;
+    float o = 0;
+    for (int part = 0; part < kParts; ++part) o += room.o[part * kValues + t];
+    write(s.o, offset(s.o, b, 0, head) + t, o * scale);
+  }
+};
+
+/// The step of a block whose numbers have a type of their own. They are rounded to it where the kernels of the parts
+/// would write them, so both ways remember the same.
+template <DType kType>
+struct InBlock {
+  using Call = StepBlock;
+
+  __device__ static const Step& step(const Call& call) { return call.step; }
+
+  __device__ static OpenGates gates(const Call& p, std::int64_t b, std::int64_t head) {
+    const auto open = [&](int kind, float otherwise) {
+      return kind < 0 ? otherwise : open_gate_of<kType>(p.gates, b, kind, static_cast<int>(head));
+    };
+    return {open(p.log_decay, 0), open(p.beta, 1), open(p.alpha, 1)};
+  }
+
+  /// A warp each for q, k and v.
+  template <int kDim, int kValues>
+  __device__ static void token(const Call& p, std::int64_t b, std::int64_t slot, std::int64_t head,
+                               const Weight& weight, Shared<kDim, kValues>& room) {
+    const int which = warp();
+    if (which > 2) return;
+    const ShortConvStep& conv = p.convs[which];
+    const int dim = which < 2 ? kDim : kValues, first = lane() * vectors::kOwn;
+    const int head_lanes = conv.conv.l2_norm == L2Norm::none ? 0 : dim / vectors::kOwn;
+    auto y = vectors::convolve_token<kType>(conv, b, slot, head * dim + first, first < dim, head_lanes);
+    if (first >= dim) return;
+    y = rounded<kType>(y);
+    float* to = which == 0 ? room.q : which == 1 ? room.k : room.v;
+#pragma unroll
+    for (int i = 0; i < vectors::kOwn; ++i) to[first + i] = which == 0 ? y.x[i] : weight(y.x[i]);
+  }
+
+  /// By one warp: four channels a lane.
+  template <int kParts, int kDim, int kValues>
+  __device__ static void answer(const Call& p, std::int64_t b, std::int64_t head, const Shared<kDim, kValues>& room,
+                                float scale) {
+    if (warp() > 0) return;
+    constexpr int kOwn = 4, kRowLanes = kValues / kOwn;
+    const int first = lane() * kOwn;
+    const bool mine = first < kValues;
+    Numbers<kOwn> o{}, gate{};
+    if (mine) {
+      for (int part = 0; part < kParts; ++part) {
+        const Vec<float> sums = load(room.o + part * kValues + first);
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) o.x[i] += sums.x[i];
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) o.x[i] *= scale;
+      o = rounded<kType>(o);
+      if (given(p.norm.gate)) {
+        gate = read_vector<kType, kOwn>(p.norm.gate.data, offset(p.norm.gate, b, 0, head) + first);
+      }
+    }
+    const float root = vectors::root_of<kType>(p.norm, o, kRowLanes);
+    if (!mine) return;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float opened =
+          !given(p.norm.gate) ? 1.0f : activated(p.norm.activation, gate.x[i], sigmoid_as<kType>(gate.x[i])).value;
+      const float weight = given(p.norm.weight) ? read<float>(p.norm.weight, first + i) : 1.0f;
+      o.x[i] *= root * weight * opened;
+    }
+    write_vector<kType, kOwn>(p.y.data, offset(p.y, b, 0, head) + first, o);
+  }
+};
+
+/// U ← γU + βkvᵀ and parts of Uᵀz in one pass over U, of which `staged` has this thread's part; with σU and x̃, not U
+/// and σx̃: see recall.cuh.
 template <int kDim, int kValues>
-__device__ __forceinline__ void write_and_read_values(const Step& s, std::int64_t b, std::int64_t head,
-                                                      Shared<kDim, kValues>& room, const float* staged, float* u,
-                                                      float gamma, float sigma, double f) {
+__device__ __forceinline__ void write_and_read_values(Shared<kDim, kValues>& room, const float* staged, float* u,
+                                                      float gamma, float sigma) {
   using Values = ValueTile<kDim, kValues>;
   const int t = thread();
   wait_for_copies();
@@ -203,21 +322,16 @@ __device__ __forceinline__ void write_and_read_values(const Step& s, std::int64_
   }
   store(room.o + 4 * t, sum);
   sync();
-  if (t < kValues) {
-    float o = 0;
-    for (int part = 0; part < Values::kRowsAtOnce; ++part) o += room.o[part * kValues + t];
-    const float scale = static_cast<float>(f != f ? f : s.options.scale);
-    write(s.o, offset(s.o, b, 0, head) + t, o * scale);
-  }
 }
 
-template <int kDim, int kValues>
+template <int kDim, int kValues, typename Ends>
 __global__ void __launch_bounds__(kBlock, 2)
-    step_kernel(const __grid_constant__ Step s, const __grid_constant__ Table table) {
+    step_kernel(const __grid_constant__ typename Ends::Call call, const __grid_constant__ Table table) {
   using Room = Shared<kDim, kValues>;
   using Values = ValueTile<kDim, kValues>;
   Room& room = *reinterpret_cast<Room*>(shared_memory());
   float* staged = reinterpret_cast<float*>(shared_memory() + (sizeof(Room) + 15) / 16 * 16);
+  const Step& s = Ends::step(call);
 
   wait_for_earlier();
   const std::int64_t b = block() / s.heads, head = block() % s.heads;
@@ -229,17 +343,10 @@ __global__ void __launch_bounds__(kBlock, 2)
 #pragma unroll
   for (int i = 0; i < Values::kCount; ++i) copy_async(staged + Values::at(i), u + Values::at(i));
 
-  const double beta = read_gate(s.beta, b, head, 1), alpha = read_gate(s.alpha, b, head, 1);
-  const float gamma = static_cast<float>(exp(read_gate(s.log_decay, b, head, 0)));
-  const bool writes = beta != 0;  // else nothing is written, whatever k and v hold
-  const float root = static_cast<float>(sqrt(beta));
+  const OpenGates gates = Ends::gates(call, b, head);
+  const float alpha = gates.alpha, gamma = exp(gates.log_decay);
+  Ends::template token<kDim, kValues>(call, b, slot, head, Weight(gates.beta), room);
   const int t = thread();
-  if (t < kDim) {
-    room.q[t] = read<float>(s.q, offset(s.q, b, 0, head) + t);
-    room.k[t] = writes ? root * read<float>(s.k, offset(s.k, b, 0, head) + t) : 0.0f;
-  } else if (t - kDim < kValues) {
-    room.v[t - kDim] = writes ? root * read<float>(s.v, offset(s.v, b, 0, head) + t - kDim) : 0.0f;
-  }
   sync();
 
   tile.update(s.options.decay_keys ? gamma : 1.0f, room.k, h);
@@ -275,8 +382,8 @@ __global__ void __launch_bounds__(kBlock, 2)
   }
 
   if (Tile<kDim>::speaks()) {
-    const float from_x = solved ? static_cast<float>(alpha) : 0.0f;
-    const float from_q = static_cast<float>((1 - alpha) * (solved ? f : 1));
+    const float from_x = solved ? alpha : 0.0f;
+    const float from_q = (1 - alpha) * (solved ? static_cast<float>(f) : 1.0f);
     room.z[row] = (from_x != 0 ? from_x * now : 0.0f) + (from_q != 0 ? from_q * q : 0.0f);
   }
   if (s.certainty != nullptr) {
@@ -289,36 +396,80 @@ __global__ void __launch_bounds__(kBlock, 2)
     }
   }
   sync();
-  write_and_read_values<kDim, kValues>(s, b, head, room, staged, u, gamma, sigma, f);
+  write_and_read_values<kDim, kValues>(room, staged, u, gamma, sigma);
+  const float scale = static_cast<float>(f != f ? f : s.options.scale);
+  Ends::template answer<Values::kRowsAtOnce, kDim, kValues>(call, b, head, room, scale);
 }
 
+template <int kDim, int kValues, typename Ends>
+void run_with(const Step& s, const typename Ends::Call& call, const Device& device) {
+  constexpr int kBytes = (sizeof(Shared<kDim, kValues>) + 15) / 16 * 16 + kDim * kValues * 4;
+  launch_early<kBlock>(step_kernel<kDim, kValues, Ends>, s.batch * s.heads, kBytes, device.index, device.stream, call,
+                       table_of(s.options.ridge));
+}
 template <int kDim, int kValues>
 void run(const Step& s, const Device& device) {
-  constexpr int kBytes = (sizeof(Shared<kDim, kValues>) + 15) / 16 * 16 + kDim * kValues * 4;
-  launch_early<kBlock>(step_kernel<kDim, kValues>, s.batch * s.heads, kBytes, device.index, device.stream, s,
-                       table_of(s.options.ridge));
+  run_with<kDim, kValues, Alone>(s, s, device);
+}
+template <int kDim, int kValues>
+void run_block(const StepBlock& block, const Device& device) {
+  with_vectors_of(block.convs[0].conv.x.dtype, [&](auto type) {
+    run_with<kDim, kValues, InBlock<decltype(type)::type>>(block.step, block, device);
+  });
 }
 
 struct Size {
   std::int64_t key_dim, value_dim;
   void (*run)(const Step&, const Device&);
+  void (*run_block)(const StepBlock&, const Device&);
 };
-constexpr Size kSizes[] = {
-    {64, 64, run<64, 64>}, {64, 128, run<64, 128>}, {128, 64, run<128, 64>}, {128, 128, run<128, 128>}};
+constexpr Size kSizes[] = {{64, 64, run<64, 64>, run_block<64, 64>},
+                           {64, 128, run<64, 128>, run_block<64, 128>},
+                           {128, 64, run<128, 64>, run_block<128, 64>},
+                           {128, 128, run<128, 128>, run_block<128, 128>}};
+
+/// What takes a step of this size and these options; nullptr: nothing here does.
+const Size* find_size(const Step& s) {
+  const Options& o = s.options;
+  if (o.part != Part::both || o.solver != Solver::chebyshev || o.ridge_mode != RidgeMode::adaptive) return nullptr;
+  if (reinterpret_cast<std::uintptr_t>(s.h) % 16 != 0 || reinterpret_cast<std::uintptr_t>(s.u) % 16 != 0) {
+    return nullptr;
+  }
+  for (const Size& size : kSizes) {
+    if (size.key_dim == s.key_dim && size.value_dim == s.value_dim) return &size;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
 bool step_in_registers(const Step& s, const Device& device) {
-  const Options& o = s.options;
-  if (o.part != Part::both || o.solver != Solver::chebyshev || o.ridge_mode != RidgeMode::adaptive) return false;
-  if (s.q.dtype == DType::float64) return false;
-  if (reinterpret_cast<std::uintptr_t>(s.h) % 16 != 0 || reinterpret_cast<std::uintptr_t>(s.u) % 16 != 0) return false;
-  for (const Size& size : kSizes) {
-    if (size.key_dim != s.key_dim || size.value_dim != s.value_dim) continue;
-    size.run(s, device);
-    return true;
+  const Size* size = s.q.dtype != DType::float64 ? find_size(s) : nullptr;
+  if (size != nullptr) size->run(s, device);
+  return size != nullptr;
+}
+
+bool takes_step_block(const StepBlock& block) {
+  const Step& s = block.step;
+  const DType dtype = block.convs[0].conv.x.dtype;
+  if (find_size(s) == nullptr || dtype == DType::float64 || block.gates.dtype != dtype) return false;
+  for (int i = 0; i < 3; ++i) {
+    ShortConvStep conv = block.convs[i];
+    conv.y = conv.conv.x;
+    const std::int64_t dim = i < 2 ? s.key_dim : s.value_dim;
+    const bool by_head = conv.conv.l2_norm == L2Norm::none || conv.conv.head_dim == dim;
+    if (conv.conv.x.dtype != dtype || conv.conv.channels != s.heads * dim || !by_head || !vectors::takes(conv)) {
+      return false;
+    }
   }
-  return false;
+  const bool gated = given(block.norm.gate);
+  return block.norm.dim == s.value_dim && (!gated || block.norm.activation != Activation::none) &&
+         in_vectors<4>(dtype, {&block.y}) && (!gated || in_vectors<4>(dtype, {&block.norm.gate}));
+}
+
+void step_block(const StepBlock& block, const Device& device) {
+  const CurrentDevice current(device.index);
+  find_size(block.step)->run_block(block, device);
 }
 
 }  // namespace gka::kernels::cuda

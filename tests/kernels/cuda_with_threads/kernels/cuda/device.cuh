@@ -184,6 +184,10 @@ void launch_early(void (*kernel)(Parameters...), std::int64_t grid, int bytes, i
                   const Arguments&... arguments) {
   launch_blocks_of<kBlock>(kernel, grid, bytes, stream, arguments...);
 }
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), std::int64_t grid, int bytes, void* stream, const Arguments&... arguments) {
+  launch_blocks_of<kThreads>(kernel, grid, bytes, stream, arguments...);
+}
 inline void wait_for_earlier() {}
 inline void let_next_start() {}
 
