@@ -2,8 +2,8 @@
 // that `gka train` runs.
 //
 // Models take turns at every length, so that a machine that slows down slows all of them alike: a turn is one step that
-// is not counted (memory comes back, caches fill) and a few that are. Tokens are drawn at random: speed does not depend
-// on what they say.
+// is not counted (memory comes back, caches fill) and a few that are. Tokens are drawn at random, or come from text on
+// which the models have learned for a while: how much work GKA's solve is depends on the keys, and those on the text.
 #include <ATen/ops/randint.h>
 
 #include <CLI/CLI.hpp>
@@ -36,11 +36,15 @@ using train::print;
 constexpr std::int64_t kStepsPerTurn = 3;
 /// Small: random tokens have nothing to teach, and weights must stay where they are ordinary.
 constexpr double kLearningRate = 1e-5;
+/// On text: that of configs/440m, to which it rises while the models learn.
+constexpr double kTextRate = 1e-3;
 
 constexpr const char* kExplained =
     "Measures what `gka train` does in a step: forward, backward, clipping, AdamW. Models take turns at each length, "
     "all\n"
-    "with the same tokens per step, on random tokens; the median step counts. Columns:\n"
+    "with the same tokens per step, on random tokens or, after some steps of learning, on text; the median step "
+    "counts.\n"
+    "Columns:\n"
     "  tokens/s     tokens per second\n"
     "  × attention  that over the tokens/s of the model after --against, from neighbouring turns\n"
     "  MFU          model FLOPs utilisation: tokens/s × FLOP per token, over the rate of a large matrix product of "
@@ -55,13 +59,14 @@ constexpr const char* kExplained =
     "Examples:\n"
     "  gka bench train configs/440m/gka.json                     against configs/440m/attention.json\n"
     "  gka bench train configs/440m/{gka,gdn,mamba2}.json --lengths 4k,64k --json > speed.json\n"
+    "  gka bench train configs/440m/gka.json --text wikipedia.tokens --after 100\n"
     "  gka bench train configs/tiny/gka.json --lengths 64,256 --device cpu";
 
 struct Arguments {
-  std::vector<std::string> configs;
+  std::vector<std::string> configs, text;
   std::string against;
   std::string lengths = "4096,16384,65536";
-  std::int64_t batch_tokens = 0, accumulation = 1, steps = 12;
+  std::int64_t batch_tokens = 0, accumulation = 1, steps = 12, after = 0;
   bool recompute = false, json = false;
   Place place;
 };
@@ -96,13 +101,27 @@ std::optional<fs::path> find_rival(const Arguments& arguments) {
   return fs::exists(beside) ? std::optional(beside) : std::nullopt;
 }
 
+/// nullptr without text.
+std::unique_ptr<data::Source> open_text(const Arguments& arguments) {
+  if (arguments.text.empty()) return nullptr;
+  return data::open_source(Json{{"kind", "tokens"}, {"files", arguments.text}});
+}
+
 class Contestant {
  public:
   Contestant(const fs::path& path, const Arguments& arguments)
-      : name_(name_of_config(path)), config_(read_config(path, arguments)), compute_(choose_compute(arguments.place)) {
+      : name_(name_of_config(path)),
+        config_(read_config(path, arguments)),
+        compute_(choose_compute(arguments.place)),
+        text_(open_text(arguments)),
+        rate_(text_ ? kTextRate : kLearningRate) {
     const auto before = train::memory_now(compute_.device);
     learner_ = std::make_unique<train::Learner>(config_, compute_);
     own_bytes_ = train::memory_now(compute_.device) - before;
+    if (text_ && text_->vocab_size() > model().vocab_size) {
+      throw std::runtime_error("--text has " + std::to_string(text_->vocab_size()) + " kinds of tokens and " + name_ +
+                               " knows " + std::to_string(model().vocab_size) + "; tokenise it for this model.");
+    }
   }
 
   const std::string& name() const { return name_; }
@@ -121,10 +140,15 @@ class Contestant {
     return flops;
   }
 
+  /// The tokens of a step.
   std::vector<data::Batch> draw(std::int64_t length, const Arguments& arguments) const {
     const auto rows = arguments.batch_tokens / (length * arguments.accumulation);
     std::vector<data::Batch> parts;
     for (std::int64_t i = 0; i < arguments.accumulation; ++i) {
+      if (text_) {
+        parts.push_back(text_->next(rows, length));
+        continue;
+      }
       const auto tokens = at::randint(model().vocab_size, {rows, length + 1}, at::kLong);
       parts.push_back({.inputs = tokens.narrow(1, 0, length).contiguous(),
                        .targets = tokens.narrow(1, 1, length).contiguous(),
@@ -135,14 +159,25 @@ class Contestant {
 
   /// One step as `gka train` takes it: ends when loss and gradient length are on the host.
   double step(const std::vector<data::Batch>& parts) {
-    double loss = 0;
     const auto seconds = seconds_of(compute_.device, [&] {
       const auto mean = learner_->backward(parts);
-      loss = learner_->update(mean, kLearningRate).cpu()[0].item<double>();
+      loss_ = learner_->update(mean, rate_).cpu()[0].item<double>();
     });
-    if (!std::isfinite(loss)) throw std::runtime_error("the loss is not finite");
+    if (!std::isfinite(loss_)) throw std::runtime_error("the loss is not finite");
     return seconds;
   }
+
+  /// Steps that nobody times, with a rate that rises to that of the others.
+  void learn(std::int64_t length, const Arguments& arguments, const std::function<void(std::int64_t)>& progress) {
+    for (std::int64_t i = 1; i <= arguments.after; ++i) {
+      progress(i);
+      rate_ = kTextRate * static_cast<double>(i) / static_cast<double>(arguments.after);
+      step(draw(length, arguments));
+    }
+    end_turn();
+  }
+  bool has_text() const { return text_ != nullptr; }
+  double loss() const { return loss_; }
 
   /// A turn begins without anybody's left-overs.
   void begin_turn() {
@@ -161,21 +196,23 @@ class Contestant {
   std::string name_;
   train::Config config_;
   train::Compute compute_;
+  std::unique_ptr<data::Source> text_;  // none: random tokens
   std::unique_ptr<train::Learner> learner_;
-  double own_bytes_ = 0, held_bytes_ = 0;
+  double rate_, loss_ = 0, own_bytes_ = 0, held_bytes_ = 0;
 };
 
 struct Measured {
   std::string name, kernel, failure;
   std::int64_t length = 0;
   double seconds = 0, memory = 0, flops_per_token = 0, ratio = 0;  // ratio: 0 where there is nothing to compare with
+  std::optional<double> loss{};                                    // on text, of the last step
 };
 
 /// One model at one length.
 class Entry {
  public:
   Entry(Contestant& contestant, std::int64_t length, const Arguments& arguments)
-      : contestant_(contestant), length_(length), parts_(contestant.draw(length, arguments)) {}
+      : contestant_(contestant), length_(length), arguments_(arguments), parts_(contestant.draw(length, arguments)) {}
 
   void warm_up(at::Device device) {
     attempt([&] {
@@ -189,9 +226,13 @@ class Entry {
       if (kernel_) prefer(*kernel_);
       contestant_.step(parts_);
       std::vector<double> seconds;
-      for (std::int64_t i = 0; i < kStepsPerTurn; ++i) seconds.push_back(contestant_.step(parts_));
+      for (std::int64_t i = 0; i < kStepsPerTurn; ++i) {
+        if (contestant_.has_text()) parts_ = contestant_.draw(length_, arguments_);
+        seconds.push_back(contestant_.step(parts_));
+      }
       turns_.push_back(median(seconds));
       all_.insert(all_.end(), seconds.begin(), seconds.end());
+      loss_ = contestant_.loss();
     });
   }
 
@@ -203,6 +244,7 @@ class Entry {
                       .seconds = failure_.empty() ? median(all_) : 0,
                       .memory = memory_,
                       .flops_per_token = contestant_.flops_per_token(length_)};
+    if (contestant_.has_text()) measured.loss = loss_;
     if (rival != nullptr && failure_.empty() && rival->failure_.empty()) {
       std::vector<double> ratios;
       for (std::size_t i = 0; i < turns_.size(); ++i) ratios.push_back(rival->turns_[i] / turns_[i]);
@@ -230,14 +272,19 @@ class Entry {
 
   Contestant& contestant_;
   std::int64_t length_;
+  const Arguments& arguments_;
   std::vector<data::Batch> parts_;
   std::optional<AttentionKernel> kernel_;
   std::vector<double> turns_, all_;
-  double memory_ = 0;
+  double memory_ = 0, loss_ = 0;
   std::string failure_;
 };
 
 void check(Arguments& arguments, const std::vector<std::int64_t>& lengths) {
+  if (arguments.after > 0 && arguments.text.empty()) {
+    throw std::runtime_error("--after is " + std::to_string(arguments.after) +
+                             " steps of learning, and there is no --text to learn from; give token files.");
+  }
   if (arguments.batch_tokens == 0) arguments.batch_tokens = lengths.back() * arguments.accumulation;
   for (const auto length : lengths) {
     if (arguments.batch_tokens % (length * arguments.accumulation) == 0) continue;
@@ -250,7 +297,8 @@ void check(Arguments& arguments, const std::vector<std::int64_t>& lengths) {
 struct Report {
   std::string machine;
   train::Compute compute;
-  std::int64_t batch_tokens;
+  std::int64_t batch_tokens, after;
+  std::vector<std::string> text;  // names of the files; none: random tokens
   double matrix_rate;
   std::vector<Measured> rows;
 
@@ -279,6 +327,7 @@ Json as_json(const Report& report) {
       entry["utilisation"] = report.utilisation(row);
       entry["memory_bytes"] = row.memory;
       if (row.ratio > 0) entry["ratio"] = row.ratio;
+      if (row.loss) entry["loss"] = *row.loss;
     } else {
       entry["error"] = row.failure;
     }
@@ -289,6 +338,8 @@ Json as_json(const Report& report) {
           {"device", report.compute.device.str()},
           {"dtype", name_of(report.compute.activations)},
           {"batch_tokens", report.batch_tokens},
+          {"text", report.text},
+          {"after", report.after},
           {"matrix_product_flops", report.matrix_rate},
           {"rows", std::move(rows)}};
 }
@@ -329,8 +380,18 @@ int run(Arguments arguments) {
   Report report{.machine = describe_machine(compute.device),
                 .compute = compute,
                 .batch_tokens = arguments.batch_tokens,
+                .after = arguments.after,
+                .text = {},
                 .matrix_rate = matrix_rate(compute.device, compute.activations),
                 .rows = {}};
+  for (const auto& file : arguments.text) report.text.push_back(fs::path(file).filename().string());
+  for (const auto& contestant : contestants) {
+    contestant->learn(lengths.front(), arguments, [&](std::int64_t step) {
+      line.show([&] {
+        return contestant->name() + " learns: step " + std::to_string(step) + " of " + std::to_string(arguments.after);
+      });
+    });
+  }
   const auto turns = std::max<std::int64_t>(1, (arguments.steps + kStepsPerTurn - 1) / kStepsPerTurn);
   for (const auto length : lengths) {
     std::vector<Entry> entries;
@@ -388,6 +449,11 @@ Action declare_bench_train(CLI::App& app) {
   app.add_option("--steps", arguments->steps, "Steps that count, per model and length")
       ->type_name("N")
       ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--text", arguments->text, "Token files (`gka tokenize`) instead of random tokens")->type_name("FILE");
+  app.add_option("--after", arguments->after, "Steps on that text before any is timed, at the first length")
+      ->type_name("N")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_flag("--checkpoint-activations", arguments->recompute, "Compute blocks again in the backward pass");
   add_place(app, arguments->place);

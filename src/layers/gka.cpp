@@ -19,6 +19,7 @@
 #include "layers/mixers.h"
 #include "layers/projection.h"
 #include "ops/block.h"
+#include "ops/recompute.h"
 
 namespace gka::layers {
 namespace {
@@ -124,14 +125,15 @@ class Gka final : public Mixer {
       const auto normed = step_at_once(x, others, call);
       if (normed.defined()) return output_.project_normed(normed, call.stream(x));
     }
-    const auto parts = project_heads(x, {&query_, &key_, &value_}, others, call);
+    auto parts = project_heads(x, {&query_, &key_, &value_}, others, call);
     auto q = parts.heads[0], k = parts.heads[1];
     const auto v = expand_v_.forward(parts.heads[2]);
     q = repeat_heads(q, sizes_.heads);
     k = expand_k_.forward(k);
     // Heads that are not mere copies have their length only now.
     if (!expand_k_.copies()) k = unit_norm(k, L2Norm::divide);
-    const auto o = answer(q, k, v, gate_weights.defined() ? gates(parts.others.back()) : Gates{}, call);
+    auto o = answer(q, k, v, gate_weights.defined() ? gates(parts.others.back()) : Gates{}, call);
+    if (!parts.remade.empty()) o = ops::forget(o, std::move(parts.remade));
     return output_.finish(o, output_.gate_weight().defined() ? parts.others.front() : at::Tensor(), parts.room,
                           call.stream(x));
   }

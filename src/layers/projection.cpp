@@ -51,12 +51,26 @@ Projected share(const at::Tensor& x, const std::vector<const HeadProjection*>& h
                       .head_dim = head->options().head_dim});
   }
   auto parts = ops::project_convolved(x, shared, others);
-  Projected result{.heads = {}, .others = std::move(parts.others), .room = std::move(parts.room)};
+  Projected result{
+      .heads = {}, .others = std::move(parts.others), .remade = std::move(parts.remade), .room = std::move(parts.room)};
   for (std::size_t i = 0; i < heads.size(); ++i) {
     const auto& options = heads[i]->options();
     result.heads.push_back(parts.heads[i].unflatten(-1, {options.heads, options.head_dim}));
   }
   return result;
+}
+
+/// Convolutions of sequences that begin in this call, in training.
+std::vector<ops::Remade> remade_heads(const std::vector<at::Tensor>& made, const std::vector<at::Tensor>& projected,
+                                      const std::vector<const HeadProjection*>& heads, const Call& call) {
+  std::vector<ops::Remade> remade;
+  if (call.is_step() || !call.begins() || !at::GradMode::is_enabled()) return remade;
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    const auto& options = heads[i]->options();
+    if (!heads[i]->conv()) continue;
+    remade.push_back(heads[i]->conv().remade(made[i], projected[i], call, options.norm, options.head_dim));
+  }
+  return remade;
 }
 
 /// In a step on a GPU, all convolutions of a block in one launch.
@@ -92,6 +106,7 @@ Projected project_heads(const at::Tensor& x, const std::vector<const HeadProject
     result.heads = step_together(parts, heads, call);
   } else {
     for (std::size_t i = 0; i < heads.size(); ++i) result.heads.push_back(heads[i]->finish(parts[i], call));
+    result.remade = remade_heads(result.heads, parts, heads, call);
   }
   result.others.assign(parts.begin() + static_cast<std::ptrdiff_t>(heads.size()), parts.end());
   return result;
@@ -132,6 +147,15 @@ at::Tensor ShortConv::forward(const at::Tensor& x, Call& call, L2Norm norm, std:
                                   .cu_seqlens = call.sequences().cu_seqlens()});
   call.give(result.final_state);
   return result.y;
+}
+
+ops::Remade ShortConv::remade(const at::Tensor& y, const at::Tensor& x, const Call& call, L2Norm norm,
+                              std::int64_t head_dim) const {
+  const auto make = [x = x.detach(), weight = weight_, bias = bias_, norm, head_dim,
+                     cu_seqlens = call.sequences().cu_seqlens()] {
+    return short_conv(x, weight, {.bias = bias, .l2_norm = norm, .head_dim = head_dim, .cu_seqlens = cu_seqlens}).y;
+  };
+  return {.tensor = y, .make = make};
 }
 
 ops::ConvCall ShortConv::step_call(const at::Tensor& x, Call& call, L2Norm norm, std::int64_t head_dim) const {
@@ -254,7 +278,12 @@ at::Tensor HeadOutput::finish(const at::Tensor& o, const at::Tensor& gate,
   const auto normed = room && gate.defined() && is_learning(norm_)
                           ? ops::gated_rms_norm_into(o, by_head, norm_, options, room)
                           : gated_rms_norm(o, by_head, norm_, options);
-  return project_normed(normed, stream);
+  const auto y = project_normed(normed, stream);
+  if (!at::GradMode::is_enabled()) return y;
+  const auto make = [o = o.detach(), gate = gate.defined() ? by_head.detach() : gate, weight = norm_, options] {
+    return gated_rms_norm(o, gate, weight, options);
+  };
+  return ops::forget(y, {{.tensor = normed, .make = make}});
 }
 
 std::int64_t whole(double share, std::int64_t size, std::string_view what) {

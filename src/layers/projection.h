@@ -13,6 +13,7 @@
 #include "layers/parameters.h"
 #include "ops/arguments.h"
 #include "ops/projections.h"
+#include "ops/recompute.h"
 
 namespace gka::layers {
 
@@ -40,6 +41,9 @@ class ShortConv {
   at::Tensor forward(const at::Tensor& x, Call& call, L2Norm norm = L2Norm::none, std::int64_t head_dim = 0) const;
   /// The arguments of a step's.
   ops::ConvCall step_call(const at::Tensor& x, Call& call, L2Norm norm, std::int64_t head_dim) const;
+  /// y, which `forward` made of x, to be made again; where sequences begin in this call.
+  ops::Remade remade(const at::Tensor& y, const at::Tensor& x, const Call& call, L2Norm norm,
+                     std::int64_t head_dim) const;
   void add_fields(std::vector<StateField>& fields, at::ScalarType dtype) const;
 
  private:
@@ -81,6 +85,7 @@ class HeadProjection {
 /// Where heads are convolved and learn on a GPU, they are columns of one matrix product, with room for its gradient.
 struct Projected {
   std::vector<at::Tensor> heads, others;
+  std::vector<ops::Remade> remade;  // heads that training need not keep (ops::forget)
   c10::intrusive_ptr<ops::GradientRoom> room;
 };
 Projected project_heads(const at::Tensor& x, const std::vector<const HeadProjection*>& heads,

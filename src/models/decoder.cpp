@@ -56,6 +56,7 @@ class Decoder::Block {
     const auto [x, normed] = layers::add_norm(stream.x, stream.change, mixer_norm_, eps_);
     auto mixed =
         named([&] { return mixer_->forward(normed, sequences, state, options.want_state, options.inference); });
+    mixed.y = forget_normed(mixed.y, normed, x, mixer_norm_);
     if (observe) observe(mixer_name_, mixed.y);
     return {add_mlp({.x = x, .change = mixed.y}, observe), std::move(mixed.state)};
   }
@@ -108,9 +109,17 @@ class Decoder::Block {
   Stream add_mlp(const Stream& stream, const Observer& observe) const {
     if (!mlp_) return stream;
     const auto [x, normed] = layers::add_norm(stream.x, stream.change, mlp_norm_, eps_);
-    auto y = mlp_->forward(normed);
+    const auto y = forget_normed(mlp_->forward(normed), normed, x, mlp_norm_);
     if (observe) observe(name_ + "mlp", y);
-    return {.x = x, .change = std::move(y)};
+    return {.x = x, .change = y};
+  }
+
+  /// y, computed from `normed`, of which training keeps x alone.
+  at::Tensor forget_normed(const at::Tensor& y, const at::Tensor& normed, const at::Tensor& x,
+                           const at::Tensor& weight) const {
+    if (!at::GradMode::is_enabled()) return y;
+    const auto make = [x = x.detach(), weight, eps = eps_] { return layers::add_norm(x, {}, weight, eps).normed; };
+    return ops::forget(y, {{.tensor = normed, .make = make}});
   }
 
   double eps_;

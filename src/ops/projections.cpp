@@ -26,7 +26,8 @@ GradientRoom& room_of(AutogradContext* context) {
 /// convolved, and the other products, columns of the one.
 struct ProjectConvolved : torch::autograd::Function<ProjectConvolved> {
   static variable_list forward(AutogradContext* context, at::TensorList inputs,
-                               const std::vector<ConvolvedHeads>& heads, const c10::intrusive_ptr<GradientRoom>& room) {
+                               const std::vector<ConvolvedHeads>& heads, const c10::intrusive_ptr<GradientRoom>& room,
+                               std::vector<Remade>* remade) {
     const auto &x = inputs[0], flat = x.reshape({-1, x.size(-1)});
     const auto count = heads.size();
     const auto convs = inputs.slice(1 + count, count);
@@ -48,7 +49,11 @@ struct ProjectConvolved : torch::autograd::Function<ProjectConvolved> {
         outputs.push_back(part);
         continue;
       }
-      outputs.push_back(short_conv(part, convs[i], {.l2_norm = heads[i].norm, .head_dim = heads[i].head_dim}).y);
+      const auto convolve = [part, conv = convs[i].detach(), norm = heads[i].norm, head_dim = heads[i].head_dim] {
+        return short_conv(part, conv, {.l2_norm = norm, .head_dim = head_dim}).y;
+      };
+      outputs.push_back(convolve());
+      remade->push_back({.tensor = outputs.back(), .make = convolve});
       kept.push_back(convs[i]);
       norms.push_back(static_cast<std::int64_t>(heads[i].norm));
       sizes.push_back(heads[i].head_dim);
@@ -94,7 +99,7 @@ struct ProjectConvolved : torch::autograd::Function<ProjectConvolved> {
     gradients.insert(gradients.end(), to_weights.begin(), heads);
     gradients.insert(gradients.end(), to_convs.begin(), to_convs.end());
     gradients.insert(gradients.end(), heads, to_weights.end());
-    gradients.resize(gradients.size() + 2);  // for the heads' options and the room
+    gradients.resize(gradients.size() + 3);  // for the heads' options, the room and what is made again
     return gradients;
   }
 };
@@ -159,9 +164,9 @@ ConvolvedProjections project_convolved(const at::Tensor& x, const std::vector<Co
     inputs.push_back(other);
     columns += other.size(0);
   }
-  ConvolvedProjections result{.heads = {}, .others = {}, .room = {}};
+  ConvolvedProjections result{.heads = {}, .others = {}, .remade = {}, .room = {}};
   result.room = c10::make_intrusive<GradientRoom>(std::array{x.size(0), x.size(1), columns});
-  const auto parts = ProjectConvolved::apply(at::TensorList(inputs), heads, result.room);
+  const auto parts = ProjectConvolved::apply(at::TensorList(inputs), heads, result.room, &result.remade);
   const auto first = parts.begin() + static_cast<std::ptrdiff_t>(heads.size());
   result.heads.assign(parts.begin(), first);
   result.others.assign(first, parts.end());

@@ -16,6 +16,7 @@
 
 #include "gka/block.h"
 #include "gka/types.h"
+#include "ops/recompute.h"
 
 namespace gka::ops {
 
@@ -46,6 +47,7 @@ struct ConvolvedHeads {
 struct ConvolvedProjections {
   std::vector<at::Tensor> heads;   // [B,T,channels], convolved
   std::vector<at::Tensor> others;  // columns of the product
+  std::vector<Remade> remade;      // the heads, to be made again from their columns
   c10::intrusive_ptr<GradientRoom> room;
 };
 /// x [B,T,C]: whole sequences that begin here. With gradients for x and all weights.

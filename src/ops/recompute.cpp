@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 namespace gka::ops {
@@ -64,7 +65,65 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 };
 
+/// Memory that has been given back, and how to fill it again.
+struct Forgotten {
+  c10::Storage storage;
+  std::function<at::Tensor()> make;
+};
+struct ForgottenHolder : torch::CustomClassHolder {
+  explicit ForgottenHolder(std::vector<Forgotten> held) : forgotten(std::move(held)) {}
+  std::vector<Forgotten> forgotten;
+};
+
+c10::StorageImpl& impl_of(const c10::Storage& storage) { return *storage.unsafeGetStorageImpl(); }
+
+/// Every tensor on this storage, those that autograd saved among them, is without memory until it is filled.
+Forgotten let_go(Remade&& made) {
+  const auto& storage = made.tensor.storage();
+  if (made.tensor.storage_offset() != 0 || storage.nbytes() != made.tensor.nbytes()) {
+    throw std::logic_error("a tensor to be made again shares its memory with others");
+  }
+  impl_of(storage).set_data_ptr(c10::DataPtr(nullptr, storage.device()));
+  return {.storage = storage, .make = std::move(made.make)};
+}
+
+void fill(const Forgotten& forgotten) {
+  const auto again = forgotten.make();
+  if (again.storage().nbytes() != forgotten.storage.nbytes()) {
+    throw std::logic_error("a tensor was made again with another size");
+  }
+  impl_of(forgotten.storage).set_data_ptr(impl_of(again.storage()).set_data_ptr(c10::DataPtr(nullptr, again.device())));
+}
+
+/// Passes on what comes, in both directions.
+struct Forget : torch::autograd::Function<Forget> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& through,
+                            const c10::intrusive_ptr<ForgottenHolder>& holder) {
+    context->saved_data["forgotten"] = c10::IValue::make_capsule(holder);
+    return through;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& slopes) {
+    const at::NoGradGuard no_gradient;
+    const auto holder =
+        c10::static_intrusive_pointer_cast<ForgottenHolder>(context->saved_data["forgotten"].toCapsule());
+    // Once: from now on the memory is there as long as the operations that saved it are. The recipes, which hold
+    // tensors too, go at once: the graph may outlive them.
+    for (const auto& forgotten : std::exchange(holder->forgotten, {})) fill(forgotten);
+    return {slopes[0], {}};
+  }
+};
+
 }  // namespace
+
+at::Tensor forget(const at::Tensor& through, std::vector<Remade> made) {
+  if (again || !at::GradMode::is_enabled() || !through.requires_grad()) return through;
+  std::vector<Forgotten> forgotten;
+  for (auto& one : made) {
+    if (one.tensor.numel() > 0) forgotten.push_back(let_go(std::move(one)));
+  }
+  return Forget::apply(through, c10::make_intrusive<ForgottenHolder>(std::move(forgotten)));
+}
 
 at::Tensor recompute(const Body& body, const at::Tensor& x, const std::vector<at::Tensor>& parameters) {
   const auto needs = [](const at::Tensor& tensor) { return tensor.requires_grad(); };

@@ -36,6 +36,20 @@ def test_models_are_measured_at_every_length_beside_the_attention_model():
     assert "tiny/gka, T = 16" in done.stderr
 
 
+def test_models_learn_from_text_before_they_are_timed_on_it(tmp_path):
+    (tmp_path / "a.txt").write_text("to be or not to be " * 200)
+    subprocess.run([PROGRAM, "tokenize", tmp_path / "a.txt", "--out", tmp_path / "a"], check=True, capture_output=True)
+    lengths = ["--lengths", "16,32", "--batch-tokens", "64", "--steps", "1", "--device", "cpu", "--json"]
+    losses = []
+    for after in (0, 60):
+        done = call("train", TINY / "gka.json", *lengths, "--text", tmp_path / "a.tokens", "--after", after)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["text"], told["after"]) == (["a.tokens"], after)
+        losses.append([row["loss"] for row in told["rows"]])
+    assert all(learned < 0.6 * fresh for fresh, learned in zip(*losses, strict=True)), losses
+
+
 def test_the_flops_of_attention_grow_with_the_length_and_those_of_a_memory_do_not():
     arguments = ["--lengths", "16,32", "--steps", "1", "--device", "cpu", "--json"]
     rows = json.loads(call("train", TINY / "gka.json", *arguments).stdout)["rows"]
@@ -94,6 +108,7 @@ def test_output_that_cannot_be_written_is_a_failure():
         (["train", TINY / "gka.json", "--lengths", "16,x"], "'x'"),
         (["train", TINY / "gka.json", "--lengths", "16,24"], "a multiple of every length"),
         (["train", TINY / "gka.json", "--device", "cuda:99"], "cuda:99"),
+        (["train", TINY / "gka.json", "--after", "5"], "no --text to learn from"),
         (["layer", "--layers", "GKB"], "no mixer 'GKB'"),
     ],
 )
