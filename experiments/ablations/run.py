@@ -39,7 +39,8 @@ USUAL_RATE = 2e-3  # where experiments/lm has not found GKA's best one yet
 @dataclass(frozen=True)
 class Variant:
     """`choices` are keys of the layer's configuration, `settings` of the training file; `iterations`: solver steps it
-    is measured with besides its own; `shifts`: what is added to the first weights whose names end so."""
+    is measured with besides its own; `shifts`, `scales`: what is added to the first weights whose names end so, and what they are
+    multiplied by before."""
 
     title: str
     choices: dict[str, object] = field(default_factory=dict)
@@ -47,19 +48,27 @@ class Variant:
     fits_as: str = ""
     settings: dict[str, object] = field(default_factory=dict)
     shifts: dict[str, float] = field(default_factory=dict)
-    layer: str = "gka"  # or a rival of the same state that is asked the same question
+    scales: dict[str, float] = field(default_factory=dict)
+    layer: str = "gka"  # or a rival that is asked the same question
 
 
 FAST_DECAY = {"dt_bias": 2.303}
+TOKENS = {"gka": "GKA", "gdn": "GDN", "kda": "KDA", "deltanet": "DN"}  # of the pattern
+
+
+def short(eps: float) -> str:
+    return f"{eps:.0e}".replace("e-0", "e-")
 
 
 def narrow_gdn(eps: float) -> Variant:
     """Gated DeltaNet of GKA's parameters and size of values."""
-    return Variant(
-        f"Gated DeltaNet, values as wide as keys, ε {eps:.0e}".replace("e-0", "e-"),
-        {"expand_v": 1.0, "norm_eps": eps},
-        layer="gdn",
-    )
+    title = f"Gated DeltaNet, values as wide as keys, ε {short(eps)}"
+    return Variant(title, {"expand_v": 1.0, "norm_eps": eps}, layer="gdn")
+
+
+def rival(layer: str, title: str, eps: float, **choices: object) -> Variant:
+    """As experiments/lm has it, but for the ε of its norm."""
+    return Variant(f"{title}, ε {short(eps)}", {"norm_eps": eps} | choices, fits_as=layer, layer=layer)
 
 
 VARIANTS = {
@@ -86,6 +95,10 @@ VARIANTS = {
     "norm-eps": Variant("ε of the output's norm 1e-5, as GDN's", {"norm_eps": 1e-5}),
     "eps-1e-4": Variant("ε of the output's norm 1e-4", {"norm_eps": 1e-4}),
     "eps-1e-3": Variant("ε of the output's norm 1e-3", {"norm_eps": 1e-3}),
+    "eps-1e-2": Variant("ε of the output's norm 1e-2", {"norm_eps": 1e-2}),
+    "eps-1e-1": Variant("ε of the output's norm 1e-1", {"norm_eps": 1e-1}),
+    "eps-1e-3-fast": Variant("ε 1e-3 and decay that begins ten times as fast", {"norm_eps": 1e-3}, shifts=FAST_DECAY),
+    "small-out": Variant("output projection that begins a tenth as large", scales={"o_proj.weight": 0.1}),
     "eps-1e-5-wide": Variant(
         "ε 1e-5 and values twice as wide, as GDN's", {"norm_eps": 1e-5, "expand_v": 2.0}, fits_as="gdn"
     ),
@@ -94,6 +107,10 @@ VARIANTS = {
     "gdn-eps-1e-5": narrow_gdn(1e-5),
     "gdn-eps-1e-4": narrow_gdn(1e-4),
     "gdn-eps-1e-3": narrow_gdn(1e-3),
+    "gdn-eps-1e-2": narrow_gdn(1e-2),
+    "gdn-wide-eps-1e-3": rival("gdn", "Gated DeltaNet, values twice as wide", 1e-3, expand_v=2.0),
+    "kda-eps-1e-3": rival("kda", "KDA", 1e-3),
+    "deltanet-eps-1e-3": rival("deltanet", "DeltaNet", 1e-3),
     "slow-start": Variant("warm-up three times as long", settings={"warmup": 0.15}),
     "low-alpha": Variant("α begins at 0.12, not at 0.5", shifts={"alpha_proj.bias": -2.0}),
     "fast-decay": Variant("decay begins ten times as fast", shifts=FAST_DECAY),
@@ -123,21 +140,23 @@ def as_released(results: Results) -> Results:
 def make(options: argparse.Namespace, variant: str, seed: int) -> Run:
     size = SIZES[options.size]
     tokens, rate = options.tokens or size.tokens, options.rate or gka_rate(options.size)
+    what = VARIANTS[variant]
     model = common(options.size, vocabulary_of(options)) | {
-        "hybrid_override_pattern": f"{size.blocks}x{VARIANTS[variant].layer.upper()}",
-        f"{VARIANTS[variant].layer}_config": VARIANTS[variant].choices,
-        "intermediate_size": size.fitted.get(VARIANTS[variant].fits_as, size.mlp),
+        "hybrid_override_pattern": f"{size.blocks}x{TOKENS[what.layer]}",
+        f"{what.layer}_config": what.choices,
+        "intermediate_size": size.fitted.get(what.fits_as, size.mlp),
     }
     tags = {"size": options.size, "variant": variant, "corpus": options.corpus, "rate": rate, "seed": seed,
-            "iterations": VARIANTS[variant].iterations}  # fmt: skip
+            "iterations": what.iterations}  # fmt: skip
     return Run(
         name=f"{options.size}-{variant}-{options.corpus}-{tokens / 1e6:g}M-lr{rate:g}-s{seed}",
         tags=tags,
-        settings={"model": model} | recipe(options, tokens, rate, seed) | VARIANTS[variant].settings,
+        settings={"model": model} | recipe(options, tokens, rate, seed) | what.settings,
         alike=f"{options.size}-{variant}-{options.corpus}",
-        speed=guessed_speed(options.size, VARIANTS[variant].layer),
+        speed=guessed_speed(options.size, what.layer),
         measured=not options.loss_only,
-        shifts=VARIANTS[variant].shifts,
+        shifts=what.shifts,
+        scales=what.scales,
     )
 
 

@@ -52,6 +52,7 @@ class Run:
     measured: bool = False  # whether its weights are measured when it has ended
     start_from: str = ""  # the run whose weights it begins with; on the same machine
     shifts: dict[str, float] = field(default_factory=dict)  # what is added to first weights whose names end so
+    scales: dict[str, float] = field(default_factory=dict)  # what they are multiplied by
 
     @property
     def tokens(self) -> int:
@@ -199,19 +200,20 @@ def curve_of(lines: list[dict]) -> list[list[float]]:
     return curve
 
 
-def shift_weights(file: Path, shifts: dict[str, float]) -> None:
-    """Adds to all numbers of the float32 tensors whose names end so, where they lie in the file."""
+def change_weights(file: Path, shifts: dict[str, float], scales: dict[str, float]) -> None:
+    """Multiplies and adds to all numbers of the float32 tensors whose names end so, where they lie in the file."""
     raw = bytearray(file.read_bytes())
     start = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:start])
-    for ending, shift in shifts.items():
+    for ending in shifts | scales:
+        scale, shift = scales.get(ending, 1.0), shifts.get(ending, 0.0)
         found = [tensor for name, tensor in header.items() if name.endswith(ending)]
         if not found:
             raise SystemExit(f"sweep: {file} has no weights whose name ends with {ending}")
         for tensor in found:
             first, end = (start + place for place in tensor["data_offsets"])
             numbers = array.array("f", raw[first:end])
-            raw[first:end] = array.array("f", [number + shift for number in numbers]).tobytes()
+            raw[first:end] = array.array("f", [scale * number + shift for number in numbers]).tobytes()
     file.write_bytes(raw)
 
 
@@ -325,8 +327,8 @@ class Sweep:
         settings = {**run.settings, "device": self.device, "output": str(folder.resolve())}
         if run.start_from:
             settings["from"] = str((self.folder / "runs" / run.start_from).resolve())
-        elif run.shifts and not (folder / "latest").exists():
-            settings["from"] = str(self._shifted(trainer, run, settings))
+        elif (run.shifts or run.scales) and not (folder / "latest").exists():
+            settings["from"] = str(self._changed(trainer, run, settings))
         file.write_text(json.dumps(settings, indent=1))
         began = time.monotonic()
         outcome = trainer.train(file, folder)
@@ -355,8 +357,8 @@ class Sweep:
             "date": datetime.date.today().isoformat(),
         }
 
-    def _shifted(self, trainer: Trainer, run: Run, settings: dict[str, object]) -> Path:
-        """A model of the weights the run would begin with, shifted: a step that learns nothing leaves them as drawn."""
+    def _changed(self, trainer: Trainer, run: Run, settings: dict[str, object]) -> Path:
+        """A model of the weights the run would begin with, changed: a step that learns nothing leaves them as drawn."""
         model = self._folder(run).with_name(f"{run.name}-first")
         drawn = model.with_name(f"{run.name}-drawn")
         for folder in (model, drawn):
@@ -368,7 +370,7 @@ class Sweep:
             model.mkdir()
             for name in ("config.json", "model.safetensors"):
                 shutil.copyfile(drawn / "latest" / name, model / name)
-            shift_weights(model / "model.safetensors", run.shifts)
+            change_weights(model / "model.safetensors", run.shifts, run.scales)
         return model.resolve()
 
     def _finish(self, run: Run, result: dict) -> None:

@@ -51,7 +51,7 @@ def test_a_run_that_does_not_fit_into_the_budget_is_not_begun():
     assert sweep.expected(results, run, "cpu", 0, jobs=4) > 2 * sweep.expected(results, run, "cpu", 0) - sweep.START
 
 
-def test_first_weights_are_shifted_by_name_and_others_stay(tmp_path):
+def test_first_weights_are_changed_by_name_and_others_stay(tmp_path):
     numbers = np.arange(6, dtype="<f4")
     tensor = {"dtype": "F32", "shape": [3]}
     header = json.dumps({
@@ -61,10 +61,12 @@ def test_first_weights_are_shifted_by_name_and_others_stay(tmp_path):
     }).encode()  # fmt: skip
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + numbers.tobytes())
-    sweep.shift_weights(file, {"alpha_proj.bias": -2.0})
+    sweep.change_weights(file, {"alpha_proj.bias": -2.0}, {})
     assert np.frombuffer(file.read_bytes()[8 + len(header) :], "<f4").tolist() == [-2, -1, 0, 3, 4, 5]
+    sweep.change_weights(file, {"b_proj.bias": 1.0}, {"b_proj.bias": 0.5})
+    assert np.frombuffer(file.read_bytes()[8 + len(header) :], "<f4").tolist() == [-2, -1, 0, 2.5, 3, 3.5]
     with pytest.raises(SystemExit, match="gate"):
-        sweep.shift_weights(file, {"gate": 1.0})
+        sweep.change_weights(file, {"gate": 1.0}, {})
 
 
 @pytest.mark.parametrize("size", ["12m", "50m"])
