@@ -117,6 +117,7 @@ struct EngineOptions {
   std::int64_t queue = 1024;         // requests that may wait
   std::string device{}, dtype{};     // "": automatic
   std::string weights{};             // "" or "stored", "float32", "bfloat16", "int8" (docs/inference.md)
+  std::string kv_cache_dtype{};      // of attention's caches; "" or "auto": the activations', "int8": half of bfloat16
   std::filesystem::path memories{};  // folder; empty: memories live in RAM only
   bool deterministic = false;        // no answer changes in a single bit with what else runs; slower
   std::function<void(double fraction)> on_load{};

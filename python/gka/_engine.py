@@ -35,6 +35,7 @@ class _Options(ctypes.Structure):
         ("snapshot_bytes", c_int64),
         ("cache_bytes", c_int64),
         ("deterministic", c_int32),
+        ("kv_cache_dtype", c_char_p),
     ]
 
 
@@ -196,6 +197,7 @@ class Engine:
 
     ``tokenizer`` names one where the folder has none ("bytes", or a tokenizer.json); without any, prompts are numbers.
     ``weights``: "stored" (bfloat16 on the CPU is mapped and not copied), "float32", "bfloat16" or "int8".
+    ``kv_cache_dtype``: "auto" (attention's keys and values in the activations' type) or "int8", half of bfloat16.
     ``slots``, ``context``, ``step_tokens``, ``snapshot_bytes`` and ``cache_bytes`` of 0 are chosen by the engine.
     """
 
@@ -206,6 +208,7 @@ class Engine:
         device: str | None = None,
         dtype: str | None = None,
         weights: str | None = None,
+        kv_cache_dtype: str | None = None,
         tokenizer: str | Path | None = None,
         slots: int = 0,
         context: int = 0,
@@ -227,6 +230,7 @@ class Engine:
             snapshot_bytes,
             cache_bytes,
             deterministic,
+            _bytes(kv_cache_dtype),
         )
         library = _library()
         if tokenizer is None:

@@ -57,9 +57,9 @@ struct Arguments {
   std::string model;
   std::string batches = "1,8,32,128", contexts = "64", prefill = "2k", http = "";
   std::int64_t tokens = 0;
-  std::string weights;
+  std::string weights, kv_cache_dtype;
   Place place;
-  bool json = false;
+  bool deterministic = false, json = false;
 };
 
 /// A folder's model, or one with random weights.
@@ -200,10 +200,8 @@ class Bench {
       for (std::int64_t i = 0; i < streams; ++i) {
         prompts.push_back(random_prompt(kShortPrompt, decoder_.config().vocab_size, static_cast<std::uint64_t>(i)));
       }
-      const auto rates =
-          http_rates(infer::make_engine(std::move(decoder_),
-                                        {.slots = streams, .context = kShortPrompt + tokens, .snapshot_bytes = -1}),
-                     prompts, tokens);
+      const auto rates = http_rates(
+          infer::make_engine(std::move(decoder_), engine_options(streams, kShortPrompt + tokens)), prompts, tokens);
       alone.tokens_per_second = rates.engine;
       served.tokens_per_second = rates.http;
       served.share = rates.http / rates.engine;
@@ -233,8 +231,15 @@ class Bench {
         is_out_of_memory(measured.failure) ? "out of memory" : measured.failure.substr(0, measured.failure.find('\n'));
   }
 
+  infer::EngineOptions engine_options(std::int64_t batch, std::int64_t context) const {
+    infer::EngineOptions options{.slots = batch, .context = context, .snapshot_bytes = -1};
+    options.kv_cache_dtype = arguments_.kv_cache_dtype;
+    options.deterministic = arguments_.deterministic;
+    return options;
+  }
+
   infer::SchedulerOptions options_for(std::int64_t batch, std::int64_t context) const {
-    auto options = infer::scheduler_options(decoder_, {.slots = batch, .context = context, .snapshot_bytes = -1});
+    auto options = infer::scheduler_options(decoder_, engine_options(batch, context));
     const auto pages = batch * infer::pages_for(context);
     if (options.pool.pages > 0 && options.pool.pages < pages) throw std::runtime_error("out of memory");
     return options;
@@ -247,7 +252,8 @@ class Bench {
       const bool looked_up = parameter.name == "model.embed_tokens.weight" && !decoder_.config().tie_word_embeddings;
       if (!looked_up) weights += static_cast<double>(parameter.value.nbytes());
     }
-    const auto sequence = infer::sequence_bytes(decoder_, context);
+    const bool int8 = infer::has_int8_cache("--kv-cache-dtype", arguments_.kv_cache_dtype);
+    const auto sequence = infer::sequence_bytes(decoder_, context, int8);
     const auto cache = static_cast<double>(sequence.page) * static_cast<double>(context) / infer::kGrid;
     return weights + static_cast<double>(batch) * (2.0 * static_cast<double>(sequence.state) + cache);
   }
@@ -349,6 +355,8 @@ int run(const Arguments& arguments) {
                       {"parameters", parameters},
                       {"dtype", name_of(compute.activations)},
                       {"weights", weights},
+                      {"kv_cache_dtype", arguments.kv_cache_dtype.empty() ? "auto" : arguments.kv_cache_dtype},
+                      {"deterministic", arguments.deterministic},
                       {"copy_bytes_per_second", bench.copy()},
                       {"matrix_product_flops", bench.product()},
                       {"rows", std::move(entries)}}
@@ -360,8 +368,11 @@ int run(const Arguments& arguments) {
   std::cout << "\n"
             << describe_machine(compute.device) << "; " << arguments.model << ", "
             << train::short_count(static_cast<double>(parameters)) << " parameters, weights " << weights << ", "
-            << name_of(compute.activations) << " activations; a copy moves " << print("%.3g", 1e-9 * bench.copy())
-            << " GB/s, a matrix product runs at " << print("%.3g", 1e-12 * bench.product()) << " TFLOP/s.\n";
+            << name_of(compute.activations) << " activations"
+            << (arguments.kv_cache_dtype == "int8" ? ", int8 caches" : "")
+            << (arguments.deterministic ? ", deterministic" : "") << "; a copy moves "
+            << print("%.3g", 1e-9 * bench.copy()) << " GB/s, a matrix product runs at "
+            << print("%.3g", 1e-12 * bench.product()) << " TFLOP/s.\n";
   return 0;
 }
 
@@ -378,6 +389,9 @@ Action declare_bench_serve(CLI::App& app) {
       ->type_name("N")
       ->check(CLI::PositiveNumber);
   add_weights_option(app, arguments->weights);
+  add_cache_option(app, arguments->kv_cache_dtype);
+  app.add_flag("--deterministic", arguments->deterministic,
+               "As `gka serve --deterministic`: sequences step one by one, prompts are read in pieces of 64 tokens");
   add_place(app, arguments->place);
   app.add_flag("--json", arguments->json, "For a program to read");
   app.footer(kExplained);

@@ -31,7 +31,7 @@ struct Arguments {
   infer::Sampling sampling;
   bool greedy = false;
   std::vector<std::string> stop;
-  std::string iterations;
+  std::string iterations, kv_cache_dtype;
   bool print_ids = false, echo = false;
 };
 
@@ -198,10 +198,11 @@ int run(const Arguments& arguments) {
     lines.emplace_back(tokenizer, arguments.stop, arguments.print_ids);
     if (arguments.echo) lines.back().begin(by_text ? text : text_of(*tokenizer, prompt));
   }
-  const auto engine =
-      infer::make_engine(std::move(decoder), {.slots = std::min<std::int64_t>(std::ssize(prompts), 256),
-                                              .context = static_cast<std::int64_t>(longest) + arguments.max_tokens,
-                                              .queue = std::ssize(prompts)});
+  infer::EngineOptions options{.slots = std::min<std::int64_t>(std::ssize(prompts), 256),
+                               .context = static_cast<std::int64_t>(longest) + arguments.max_tokens,
+                               .queue = std::ssize(prompts)};
+  options.kv_cache_dtype = arguments.kv_cache_dtype;
+  const auto engine = infer::make_engine(std::move(decoder), options);
   const auto start = std::chrono::steady_clock::now();
   Output output(*engine, std::move(lines));
   for (std::size_t i = 0; i < prompts.size(); ++i) output.submit(i, request_of(arguments, prompts[i], i));
@@ -257,6 +258,7 @@ Action declare_generate(CLI::App& app) {
   app.add_option("--iterations", arguments->iterations, "GKA's solver steps: 0 to the model's own, or auto")
       ->type_name("N")
       ->check(check_iterations);
+  add_cache_option(app, arguments->kv_cache_dtype);
   auto* numbers =
       app.add_flag("--print-ids", arguments->print_ids,
                    "Print the new token numbers alone, one line per line of input (eos_token_id is among them)");

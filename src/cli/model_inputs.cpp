@@ -70,6 +70,13 @@ void add_weights_option(CLI::App& app, std::string& weights) {
                      " (stored by default: bfloat16 is mapped and not copied; int8 is half of that)");
 }
 
+CLI::Option* add_cache_option(CLI::App& app, std::string& kv_cache_dtype) {
+  return app
+      .add_option("--kv-cache-dtype", kv_cache_dtype,
+                  "How attention's keys and values are kept: auto (the activations' type), int8 (half of bfloat16)")
+      ->check(CLI::IsMember({"auto", "int8"}));
+}
+
 models::Decoder load(const ModelArguments& arguments) {
   const auto device = models::device_named("--device", arguments.device);
   return models::load_model(checkpoint_of(arguments),

@@ -13,7 +13,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace gka::cli {
 
@@ -32,6 +33,7 @@ void add_model_arguments(CLI::App& app, ModelArguments& arguments);
 models::Decoder load(const ModelArguments& arguments);
 
 void add_weights_option(CLI::App& app, std::string& weights);
+CLI::Option* add_cache_option(CLI::App& app, std::string& kv_cache_dtype);
 
 /// Throws one sentence that says what to do where the model has no tokenizer beside it, or another one is named.
 data::Tokenizer load_tokenizer(const ModelArguments& arguments);

@@ -31,7 +31,7 @@ constexpr std::size_t kAtOnce = 16;  // sequences in the engine at a time
 struct Arguments {
   ModelArguments model;
   std::string text, ids, tokens;
-  std::string logits;
+  std::string logits, kv_cache_dtype;
   std::int64_t window = 0, overlap = 0, packed = 0;
   bool per_token = false;
 };
@@ -235,8 +235,9 @@ int run(const Arguments& arguments) {
   const LiveLine clock;
   const auto scores = [&] {
     if (arguments.packed > 0) return score_windows(decoder, sequences, windows, arguments.packed);
-    const auto engine = infer::make_engine(
-        std::move(decoder), {.slots = kAtOnce, .context = longest, .snapshot_bytes = -1, .queue = 2 * kAtOnce});
+    infer::EngineOptions options{.slots = kAtOnce, .context = longest, .snapshot_bytes = -1, .queue = 2 * kAtOnce};
+    options.kv_cache_dtype = arguments.kv_cache_dtype;
+    const auto engine = infer::make_engine(std::move(decoder), options);
     return Scoring(*engine, sequences).run(windows, writer ? &*writer : nullptr);
   }();
   const auto seconds = clock.seconds();
@@ -273,6 +274,7 @@ Action declare_score(CLI::App& app) {
                                 "faster way on a GPU")
                      ->check(CLI::PositiveNumber)
                      ->type_name("N");
+  add_cache_option(app, arguments->kv_cache_dtype)->excludes(packed);
   app.add_flag("--per-token", arguments->per_token, "List every sequence with the log-probability of each token");
   app.add_option(
          "--logits", arguments->logits,

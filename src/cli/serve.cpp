@@ -160,6 +160,7 @@ Action declare_serve(CLI::App& app) {
   app.add_option("--device", engine.device, "cpu, cuda or cuda:N (a GPU where there is one)");
   app.add_option("--dtype", engine.dtype, "In which type to compute");
   add_weights_option(app, engine.weights);
+  add_cache_option(app, engine.kv_cache_dtype);
   app.add_option("--tokenizer", arguments->tokenizer,
                  "bytes, a tokenizer.json or a folder that holds one (the model's by default)");
   app.add_option("--slots", engine.slots, "Sequences at once (0: what fits)")->check(CLI::NonNegativeNumber);

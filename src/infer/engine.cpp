@@ -62,6 +62,13 @@ std::int64_t own_context(const models::ModelConfig& config) {
 
 }  // namespace
 
+bool has_int8_cache(const std::string& argument, const std::string& kv_cache_dtype) {
+  if (kv_cache_dtype.empty() || kv_cache_dtype == "auto") return false;
+  if (kv_cache_dtype == "int8") return true;
+  throw std::invalid_argument(argument + " takes auto (the activations' type) or int8, and got '" + kv_cache_dtype +
+                              "'");
+}
+
 SchedulerOptions scheduler_options(const models::Decoder& decoder, const EngineOptions& options) {
   const bool cpu = decoder.device().is_cpu();
   const auto memory = cpu ? physical_memory() / 4 : without_activations(free_memory(decoder.device()));
@@ -69,7 +76,8 @@ SchedulerOptions scheduler_options(const models::Decoder& decoder, const EngineO
   auto& pool = chosen.pool;
   pool.grows = cpu;
   pool.context = options.context > 0 ? options.context : own_context(decoder.config());
-  auto bytes = sequence_bytes(decoder, pool.context);
+  pool.int8_pages = has_int8_cache("kv_cache_dtype", options.kv_cache_dtype);
+  const auto bytes = sequence_bytes(decoder, pool.context, pool.int8_pages);
   const auto for_states = bytes.page > 0 ? memory / 8 : memory / 2;
   pool.slots = options.slots;
   if (pool.slots == 0) {
@@ -242,7 +250,8 @@ class EngineOnAThread final : public Engine {
     sequence.on_begin = [this, id = memory.info.id](Scheduler& scheduler, Sequence&) { fetch(scheduler, id); };
   }
 
-  /// On the engine's thread. Where there is no room for its pages its tokens are simply read again.
+  /// On the engine's thread. Where there is no room for its pages, or they are of another kind than this engine's, its
+  /// tokens are simply read again.
   void fetch(Scheduler& scheduler, const std::string& id) {
     const auto memory = memories_.find(id);
     if (!memory || memory->resident) return;
@@ -250,7 +259,7 @@ class EngineOnAThread final : public Engine {
     auto& pool = scheduler.pool();
     const auto count = pool.pages_needed() ? pages_for(std::ssize(tokens)) : 0;
     if (tokens.empty() || !(pool.pages_free() >= count || scheduler.snapshots().free_pages(count))) return;
-    const auto remembered = read_remembered(memory->file, decoder_);
+    const auto remembered = read_remembered(memory->file, decoder_, fitting_.pool.int8_pages);
     if (!remembered.snapshot.hidden.defined()) return;
     const auto pages = pool.take_pages(count);
     if (pool.pages_needed()) pool.write_pages(*pages, remembered.pages);
@@ -317,7 +326,7 @@ class EngineOnAThread final : public Engine {
              "the prompt's " + in_words(prompt) + " tokens and max_tokens of " + in_words(most) +
                  " are more than the context of " + in_words(context()) + " tokens");
     }
-    const auto bytes = sequence_bytes(decoder_, context()).page;
+    const auto bytes = sequence_bytes(decoder_, context(), fitting_.pool.int8_pages).page;
     if (bytes > 0 && pages_for(prompt + most) > fitting_.pool.pages) {
       refuse(Refused::Reason::too_long, "prompt",
              "a sequence of " + in_words(prompt + most) + " tokens needs " +

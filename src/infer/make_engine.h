@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "infer/engine.h"
 #include "infer/scheduler.h"
@@ -10,6 +11,9 @@
 namespace gka::infer {
 
 std::unique_ptr<Engine> make_engine(models::Decoder decoder, const EngineOptions& options = {});
+
+/// Whether attention's caches are to be bytes: EngineOptions::kv_cache_dtype. `argument` is what the caller calls it.
+bool has_int8_cache(const std::string& argument, const std::string& kv_cache_dtype);
 
 /// How the engine steps. Where its options leave it open: as many sequences and as much context as a part of the memory
 /// holds.

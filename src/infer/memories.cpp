@@ -125,19 +125,23 @@ Memory read_memory(const fs::path& file) {
   return memory;
 }
 
-Remembered read_remembered(const fs::path& file, const models::Decoder& decoder) {
+Remembered read_remembered(const fs::path& file, const models::Decoder& decoder, bool int8_pages) {
   const models::SafetensorsFile stored(file);
   Remembered remembered;
   if (!stored.has("hidden")) return remembered;
   const auto take = [&](const std::string& name) { return stored.tensor(name).to(decoder.device()).clone(); };
   auto& snapshot = remembered.snapshot;
   snapshot.hidden = take("hidden");
-  const auto fields = decoder.state_fields(models::activations_of(decoder.parameters().options()));
+  const auto fields = decoder.state_fields(models::activations_of(decoder.parameters().options()), int8_pages);
   snapshot.state.blocks.resize(fields.size());
   for (std::size_t b = 0; b < fields.size(); ++b) {
     for (std::size_t f = 0; f < fields[b].size(); ++f) {
       const bool paged = fields[b][f].max_tokens == layers::kUnbounded;
-      if (paged) remembered.pages.push_back(take("pages." + std::to_string(remembered.pages.size())));
+      if (paged) {
+        const auto name = "pages." + std::to_string(remembered.pages.size());
+        if ((stored.tensor(name).scalar_type() == at::kChar) != int8_pages) return {};
+        remembered.pages.push_back(take(name));
+      }
       snapshot.state.blocks[b].tensors.push_back(paged ? at::Tensor() : take(state_name(b, f)));
     }
   }

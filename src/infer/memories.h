@@ -38,7 +38,8 @@ std::string hash_of(const models::Decoder& decoder);
 void write_memory(const Memory& memory, const Remembered& remembered);
 /// What a file says about itself, and the states in it, for a model with these fields of state.
 Memory read_memory(const std::filesystem::path& file);
-Remembered read_remembered(const std::filesystem::path& file, const models::Decoder& decoder);
+/// Nothing is remembered where the file has pages of bytes and the engine of numbers, or the other way round.
+Remembered read_remembered(const std::filesystem::path& file, const models::Decoder& decoder, bool int8_pages);
 
 /// The engine's table of memories; any thread may ask.
 class Memories {

@@ -29,9 +29,9 @@ at::Tensor longer(const at::Tensor& tensor, std::int64_t size) {
 
 }  // namespace
 
-SequenceBytes sequence_bytes(const models::Decoder& decoder, std::int64_t context) {
+SequenceBytes sequence_bytes(const models::Decoder& decoder, std::int64_t context, bool int8_pages) {
   SequenceBytes bytes;
-  for (const auto& block : decoder.state_fields(type_of(decoder))) {
+  for (const auto& block : decoder.state_fields(type_of(decoder), int8_pages)) {
     for (const auto& field : block) {
       auto numbers = static_cast<std::int64_t>(c10::elementSize(field.dtype));
       for (const auto size : field.shape) numbers *= size;
@@ -54,8 +54,8 @@ std::int64_t bytes_of(const models::DecoderState& state) {
 }
 
 Pool::Pool(const models::Decoder& decoder, const Limits& limits)
-    : decoder_(decoder), limits_(limits), fields_(decoder.state_fields(type_of(decoder))) {
-  const auto bytes = sequence_bytes(decoder, limits.context);
+    : decoder_(decoder), limits_(limits), fields_(decoder.state_fields(type_of(decoder), limits.int8_pages)) {
+  const auto bytes = sequence_bytes(decoder, limits.context, limits.int8_pages);
   page_bytes_ = bytes.page;
   state_bytes_ = bytes.state;
   if (!pages_needed()) limits_.pages = 0;
@@ -66,7 +66,8 @@ Pool::Pool(const models::Decoder& decoder, const Limits& limits)
                               {.device = decoder.device(),
                                .dtype = type_of(decoder),
                                .capacity = limits_.context,
-                               .pages = pages_needed() ? std::max<std::int64_t>(1, made_pages_ + spare) : 0});
+                               .pages = pages_needed() ? std::max<std::int64_t>(1, made_pages_ + spare) : 0,
+                               .int8_pages = limits_.int8_pages});
   // The lowest are taken first.
   for (auto slot = made_slots_; slot-- > 0;) free_slots_.push_back(slot);
   for (auto page = made_pages_; page-- > 0;) free_pages_.push_back(page);

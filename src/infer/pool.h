@@ -26,6 +26,7 @@ class Pool {
     std::int64_t pages = 0;
     std::int64_t context = 0;  // tokens of the longest sequence
     bool grows = true;         // begins small; else everything is there from the start, and stays where it is
+    bool int8_pages = false;   // pages hold bytes (kernels/int8_pages.h)
   };
   Pool(const models::Decoder& decoder, const Limits& limits);
 
@@ -77,7 +78,7 @@ class Pool {
 struct SequenceBytes {
   std::int64_t page = 0, state = 0;
 };
-SequenceBytes sequence_bytes(const models::Decoder& decoder, std::int64_t context);
+SequenceBytes sequence_bytes(const models::Decoder& decoder, std::int64_t context, bool int8_pages = false);
 
 std::int64_t bytes_of(const models::DecoderState& state);
 

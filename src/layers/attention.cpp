@@ -19,6 +19,7 @@
 #include "layers/mixers.h"
 #include "layers/projection.h"
 #include "layers/rotary.h"
+#include "ops/int8_pages.h"
 #include "ops/paged_attention.h"
 
 namespace gka::layers {
@@ -208,7 +209,8 @@ class Attention final : public Mixer {
     return at::cat(answers).view(h.q.sizes());
   }
 
-  /// Each sequence for itself: its keys and values go to its pages, and come from there where it has a past.
+  /// Each sequence for itself: its keys and values go to its pages, and come from there where it has a past. Pages of
+  /// bytes round them, so there all are seen as their page has them, and it does not matter how a prompt is cut.
   at::Tensor from_pages(const Heads& h, Call& call) const {
     const auto& sequences = call.sequences();
     const auto& bounds = sequences.bounds();
@@ -220,13 +222,19 @@ class Attention final : public Mixer {
     for (std::int64_t n = 0; n < sequences.count(); ++n) {
       const auto begin = bounds[n], tokens = bounds[n + 1] - begin, past = sequences.past()[n];
       if (tokens == 0) continue;
-      const auto places = places_in(pages[n], positions.narrow(0, begin, tokens));
+      const auto places = positions.narrow(0, begin, tokens);
+      const auto in_page = places.remainder(kPageTokens);
+      const auto page = pages[n].index_select(0, places.div(kPageTokens, "floor"));
+      const auto held = pages[n].narrow(0, 0, (past + tokens + kPageTokens - 1) / kPageTokens);
       const auto all = [&](const at::Tensor& pool, const at::Tensor& every) {
         const auto fresh = every.narrow(0, begin, tokens);
-        pool.flatten(0, 1).index_copy_(0, places, fresh.to(pool.scalar_type()));
+        if (ops::is_int8_pages(pool)) {
+          ops::write_int8_pages(pool, page, in_page, fresh);
+          return ops::read_int8_pages(pool, held, fresh.scalar_type()).narrow(0, 0, past + tokens);
+        }
+        pool.flatten(0, 1).index_copy_(0, page * kPageTokens + in_page, fresh.to(pool.scalar_type()));
         if (past == 0) return fresh;
-        const auto held = (past + tokens + kPageTokens - 1) / kPageTokens;
-        return pool.index_select(0, pages[n].narrow(0, 0, held)).flatten(0, 1).narrow(0, 0, past + tokens);
+        return pool.index_select(0, held).flatten(0, 1).narrow(0, 0, past + tokens);
       };
       const auto k = all(keys, flat.k), v = all(values, flat.v);
       const auto q = flat.q.narrow(0, begin, tokens);
@@ -236,11 +244,6 @@ class Attention final : public Mixer {
     call.give({});
     call.give({});
     return answers.empty() ? h.q : at::cat(answers).view(h.q.sizes());
-  }
-
-  /// Where positions [T] of a sequence with these pages lie among all pages' tokens.
-  static at::Tensor places_in(const at::Tensor& pages, const at::Tensor& positions) {
-    return pages.index_select(0, positions.div(kPageTokens, "floor")) * kPageTokens + positions.remainder(kPageTokens);
   }
 
   /// The positions from … to − 1 of one sequence's cache in order.
@@ -295,9 +298,14 @@ class Attention final : public Mixer {
       return ops::paged_attention(h.q, h.k, h.v, keys, values, pages, positions);
     }
     const auto page = pages.gather(1, positions.div(kPageTokens, "floor").unsqueeze(1)).squeeze(1);
-    const auto places = page * kPageTokens + positions.remainder(kPageTokens);
+    const auto in_page = positions.remainder(kPageTokens);
     const auto used = [&](const at::Tensor& pool, const at::Tensor& fresh) {
-      pool.flatten(0, 1).index_copy_(0, places, fresh.to(pool.scalar_type()));
+      if (ops::is_int8_pages(pool)) {
+        ops::write_int8_pages(pool, page, in_page, fresh);
+        return ops::read_int8_pages(pool, pages.flatten(), fresh.scalar_type())
+            .view({h.q.size(0), -1, kv_heads_, size_});
+      }
+      pool.flatten(0, 1).index_copy_(0, page * kPageTokens + in_page, fresh.to(pool.scalar_type()));
       return pool.index_select(0, pages.flatten()).view({h.q.size(0), -1, kv_heads_, size_});
     };
     const auto k = used(keys, h.k), v = used(values, h.v);

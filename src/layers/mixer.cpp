@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
+
+#include "ops/int8_pages.h"
 
 namespace gka::layers {
 namespace {
@@ -27,6 +30,13 @@ void check_input(const at::Tensor& x, const Sequences& sequences) {
 }
 
 }  // namespace
+
+StateField in_pages(StateField field, bool int8) {
+  if (!int8 || field.max_tokens != kUnbounded) return field;
+  field.shape = ops::int8_token_shape(std::move(field.shape));
+  field.dtype = at::kChar;
+  return field;
+}
 
 at::Tensor Call::read(const at::Tensor& pool, std::int64_t batch) const {
   return slots_.defined() ? pool.index_select(0, slots_) : pool.narrow(0, 0, batch);
@@ -64,7 +74,8 @@ at::Tensor Mixer::step(const at::Tensor& x, const State& pool, const at::Tensor&
 
 State Mixer::make_state(std::int64_t slots, const StateOptions& options) const {
   State state;
-  for (const auto& field : state_fields(options.dtype)) {
+  for (const auto& own : state_fields(options.dtype)) {
+    const auto field = in_pages(own, options.int8_pages && options.pages > 0);
     state.tensors.push_back(at::zeros(shape_of(field, slots, options.capacity, options.pages),
                                       at::TensorOptions().device(options.device).dtype(field.dtype)));
   }

@@ -44,7 +44,11 @@ struct StateOptions {
   std::int64_t capacity = 0;          // tokens a cache has room for; memories of fixed size ignore it
   /// > 0: caches without a bound are so many pages for all slots together, [pages, kPageTokens, …]; see Inference.
   std::int64_t pages = 0;
+  bool int8_pages = false;  // those pages hold bytes (kernels/int8_pages.h)
 };
+
+/// A field as pages keep it: without a bound, and `int8`, as bytes.
+StateField in_pages(StateField field, bool int8);
 
 struct Rotations;  // rotary.h
 

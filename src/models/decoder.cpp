@@ -296,9 +296,12 @@ void Decoder::scatter(const DecoderState& from, const DecoderState& pool, const 
   }
 }
 
-std::vector<std::vector<layers::StateField>> Decoder::state_fields(at::ScalarType dtype) const {
+std::vector<std::vector<layers::StateField>> Decoder::state_fields(at::ScalarType dtype, bool int8_pages) const {
   std::vector<std::vector<layers::StateField>> fields;
-  for (const auto& block : blocks_) fields.push_back(block.mixer().state_fields(dtype));
+  for (const auto& block : blocks_) {
+    auto& own = fields.emplace_back(block.mixer().state_fields(dtype));
+    for (auto& field : own) field = layers::in_pages(std::move(field), int8_pages);
+  }
   return fields;
 }
 

@@ -99,8 +99,8 @@ class Decoder {
   void reserve(DecoderState& state, std::int64_t capacity) const;
   DecoderState gather(const DecoderState& pool, const at::Tensor& slots) const;
   void scatter(const DecoderState& from, const DecoderState& pool, const at::Tensor& slots) const;
-  /// The tensors of every block's state, for activations of `dtype`.
-  std::vector<std::vector<layers::StateField>> state_fields(at::ScalarType dtype) const;
+  /// The tensors of every block's state, for activations of `dtype`, with pages of bytes or of numbers.
+  std::vector<std::vector<layers::StateField>> state_fields(at::ScalarType dtype, bool int8_pages = false) const;
 
  private:
   class Block;

@@ -7,14 +7,16 @@
 
 #include "kernels/cuda/attention/paged.h"
 #include "ops/fused.h"
+#include "ops/int8_pages.h"
 #include "ops/on_gpu.h"
 
 namespace gka::ops {
 
 bool has_paged_attention(const at::Tensor& q, const at::Tensor& keys) {
-  const auto plain = [](const at::Tensor& x) { return x.scalar_type() == at::kBFloat16 && x.is_contiguous(); };
-  return kHasCuda && q.is_cuda() && !at::GradMode::is_enabled() && plain(q) && plain(keys) && is_aligned(keys) &&
-         keys.size(1) == kernels::cuda::PagedAttention::kPage && q.numel() > 0 &&
+  const auto type = keys.scalar_type();
+  return kHasCuda && q.is_cuda() && !at::GradMode::is_enabled() && q.scalar_type() == at::kBFloat16 &&
+         q.is_contiguous() && (type == at::kBFloat16 || type == at::kChar) && keys.is_contiguous() &&
+         is_aligned(keys) && keys.size(1) == kernels::cuda::PagedAttention::kPage && q.numel() > 0 &&
          kernels::cuda::has_paged_attention(q.size(-1));
 }
 
@@ -28,6 +30,7 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& k, const at::T
                                      .kv_heads = k.size(1),
                                      .head_dim = q.size(2),
                                      .width = pages.size(1),
+                                     .int8 = is_int8_pages(keys),
                                      .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(2)))),
                                      .q = own_q.const_data_ptr(),
                                      .k = own_k.const_data_ptr(),

@@ -5,7 +5,7 @@
 
 namespace gka::ops {
 
-/// Whether there is a kernel: q [B,heads,D] against pools [pages, 64, kv heads, D].
+/// Whether there is a kernel: q [B,heads,D] against pools [pages, 64, kv heads, D], or of bytes (int8_pages.h).
 bool has_paged_attention(const at::Tensor& q, const at::Tensor& keys);
 
 /// o [B,heads,D]. k and v [B,kv heads,D], of the token at `positions` (int64 [B]), are written to the pools; `pages` is

@@ -90,6 +90,10 @@ std::vector<Prompt> read_prompts(const Model& model, const Ask& ask) {
 void read_iterations(const Json& value, const Model& model, infer::Request& request) {
   if (value.is_null()) return;
   const auto own = model.engine->iterations();
+  if (own == 0) {
+    throw bad_request("'iterations' has nothing to choose: no layer of the model solves (it has no GKA layer)",
+                      "iterations");
+  }
   if (value == "auto") {
     request.auto_iterations = true;
     return;

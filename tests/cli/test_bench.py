@@ -92,6 +92,29 @@ def test_decoding_reading_and_http_are_measured_beside_what_the_machine_allows()
     assert told["rows"][2]["bytes"] - told["rows"][0]["bytes"] == 2 * (130 - 32) * (64 + 64) * 4
 
 
+def test_caches_of_bytes_and_one_by_one_are_measured_too():
+    arguments = [
+        "--batches",
+        "2",
+        "--contexts",
+        "64,128",
+        "--prefill",
+        "70",
+        "--tokens",
+        "2",
+        "--device",
+        "cpu",
+        "--json",
+    ]
+    done = call("serve", TINY / "attention.json", *arguments, "--kv-cache-dtype", "int8", "--deterministic")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["kv_cache_dtype"], told["deterministic"]) == ("int8", True)
+    heads = json.loads((TINY / "attention.json").read_text())["num_key_value_heads"]
+    # Two blocks with a byte for each of 64 keys and 64 values of a token, and 4 for the scale of each head.
+    assert told["rows"][1]["bytes"] - told["rows"][0]["bytes"] == 2 * 2 * 64 * 2 * (64 + 4 * heads)
+
+
 def test_output_that_cannot_be_written_is_a_failure():
     shape = ["--layers", "*", "--lengths", "16", "--batch", "1", "--heads", "1", "--head-dim", "16"]
     with open("/dev/full", "w") as full:

@@ -216,6 +216,22 @@ def test_windows_score_each_token_once_and_see_what_they_overlap(model, tmp_path
     assert scores("--window", 20, "--overlap", 4) == scores()
 
 
+def test_caches_of_bytes_leave_a_trained_models_perplexity_where_it_was(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    (tmp_path / "text.txt").write_text((root / "LICENSE").read_text()[:5000])
+
+    def perplexity(*options):
+        model = root / "experiments" / "hybrid" / "recall-8m"
+        done = call("score", model, "--text", tmp_path / "text.txt", "--device", "cpu", *options)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["perplexity"]
+
+    plain, rounded = perplexity(), perplexity("--kv-cache-dtype", "int8")
+    assert rounded == pytest.approx(plain, rel=0.005)
+    assert rounded != plain
+    assert perplexity("--kv-cache-dtype", "auto") == plain
+
+
 def test_a_token_file_is_scored_document_by_document(model, tmp_path):
     (tmp_path / "text.txt").write_text("one\n")
     done = call("tokenize", tmp_path / "text.txt", "--tokenizer", "bytes", "--out", tmp_path / "text")

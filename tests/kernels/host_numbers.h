@@ -20,6 +20,18 @@ inline std::uint32_t two_bfloat16(float first, float second) {
   };
   return rounded(first) | rounded(second) << 16;
 }
+inline std::uint32_t fma_two_bfloat16(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto low = [](std::uint32_t two) { return std::bit_cast<float>(two << 16); };
+  const auto high = [](std::uint32_t two) { return std::bit_cast<float>(two & 0xffff0000u); };
+  return two_bfloat16(std::fma(low(a), low(b), low(c)), std::fma(high(a), high(b), high(c)));
+}
+template <std::uint32_t kWhich>
+std::uint32_t pick_bytes(std::uint32_t low, std::uint32_t high) {
+  const auto all = (static_cast<std::uint64_t>(high) << 32) | low;
+  std::uint32_t picked = 0;
+  for (int i = 0; i < 4; ++i) picked |= static_cast<std::uint32_t>(all >> 8 * (kWhich >> 4 * i & 7) & 0xff) << 8 * i;
+  return picked;
+}
 inline float power_of_two(float x) { return x < -126 ? 0 : std::exp2(x); }
 inline float quick_exp(float x) { return std::exp(x); }
 inline float quick_inverse(float x) { return 1.0f / x; }

@@ -27,9 +27,12 @@ LEVELS = ["gka_requests_running", "gka_requests_waiting", "gka_states_in_use", "
 LEVELS += ["gka_snapshots"]
 
 
+LONGEST = 59  # letters of a prompt
+
+
 def request(rng):
     chat = rng.random() < 0.3
-    prompt = "".join(rng.choice("abcdefgh ") for _ in range(rng.randrange(1, 60)))
+    prompt = "".join(rng.choice("abcdefgh ") for _ in range(rng.randrange(1, LONGEST + 1)))
     body = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     body |= {"max_tokens": rng.randrange(1, 60), "stream": True, "ignore_eos": True, "seed": rng.randrange(1000)}
     data = json.dumps(body).encode()
@@ -89,15 +92,27 @@ def resident(server):
     return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def settled(server, wanted):
+def bytes_per_prefix(server):
+    """What a remembered prefix of a prompt of ours keeps of attention's caches, at the most: as many pages of 64 tokens
+    as the longest one fills, a token for each letter and those of the chat's template."""
+    before = levels(server)
+    server.post("/v1/completions", {"prompt": [1] * 64, "max_tokens": 1})
+    server.wait_until_idle()
+    page = levels(server)["gka_cache_bytes_in_use"] - before["gka_cache_bytes_in_use"]
+    told = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1})
+    server.wait_until_idle()
+    return page * ((told["usage"]["prompt_tokens"] + LONGEST) // 64)
+
+
+def settled(server, wanted, each):
     """The levels, once they are what is wanted, or what they were after a while. Prefixes that are remembered may have
-    come, and keep their pages of attention's caches."""
+    come, and each keeps so many bytes of attention's caches at the most."""
     for _ in range(200):
         found = levels(server)
-        kept = (
-            {"gka_snapshots", "gka_cache_bytes_in_use"} if found["gka_snapshots"] > wanted["gka_snapshots"] else set()
-        )
-        if all(found[name] == wanted[name] for name in wanted.keys() - kept):
+        came = found["gka_snapshots"] - wanted["gka_snapshots"]
+        more = found["gka_cache_bytes_in_use"] - wanted["gka_cache_bytes_in_use"]
+        others = wanted.keys() - {"gka_snapshots", "gka_cache_bytes_in_use"}
+        if came >= 0 and 0 <= more <= came * each and all(found[name] == wanted[name] for name in others):
             return found, True
         time.sleep(0.05)
     return found, False
@@ -107,6 +122,7 @@ def storm(server, clients, seconds, say=lambda line: None):
     """What became of the requests. The server has to be idle, and is again afterwards."""
     server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
     server.wait_until_idle()
+    each = bytes_per_prefix(server)
     before, outcomes = levels(server), collections.Counter()
     say(f"before: {before}, {resident(server):.0f} MiB")
 
@@ -119,9 +135,9 @@ def storm(server, clients, seconds, say=lambda line: None):
         await asyncio.gather(*crowd)
 
     asyncio.run(all_of_them())
-    after, level = settled(server, before)
+    after, level = settled(server, before, each)
     say(f"after: {after}, {resident(server):.0f} MiB; {dict(outcomes)}")
-    assert level, (before, after)
+    assert level, (before, after, each)
     wrong = [name for name in outcomes if name not in ("done", "left", "refused 429", "refused 503")]
     assert not wrong, outcomes
     return outcomes

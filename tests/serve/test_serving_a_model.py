@@ -79,10 +79,10 @@ def test_answers_are_those_of_the_command_line(model):
         assert chat.usage.completion_tokens <= 8
         scored = server.post("/v1/completions", {"prompt": [ids], "echo": True, "max_tokens": 0, "logprobs": 1})
         assert len(scored["choices"][0]["logprobs"]["token_logprobs"]) == len(ids)
-        assert (
-            server.post("/v1/completions", {"prompt": ids, "iterations": 1}, status=400)["error"]["param"]
-            == "iterations"
-        )
+        for iterations in (0, 1, "auto"):
+            refused = server.post("/v1/completions", {"prompt": ids, "iterations": iterations}, status=400)["error"]
+            assert refused["param"] == "iterations"
+            assert "no GKA layer" in refused["message"]
     file = model / "ids.txt"
     file.write_text(" ".join(map(str, ids)) + "\n")
     said = subprocess.run(

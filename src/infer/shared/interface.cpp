@@ -148,6 +148,7 @@ void* gka_engine_load(const char* model, const GkaOptions* o) {
     options.snapshot_bytes = o->snapshot_bytes;
     options.cache_bytes = o->cache_bytes;
     options.deterministic = o->deterministic != 0;
+    options.kv_cache_dtype = text_or_empty(o->kv_cache_dtype);
     return Engine::load(model, options).release();
   });
 }

@@ -11,6 +11,7 @@ struct GkaOptions {
   const char *device, *dtype, *weights, *memories;                        // null: automatic; no folder
   std::int64_t slots, context, step_tokens, snapshot_bytes, cache_bytes;  // as EngineOptions has them
   std::int32_t deterministic;
+  const char* kv_cache_dtype;  // null: automatic
 };
 
 struct GkaRequest {

@@ -42,6 +42,9 @@ __device__ __forceinline__ T from_lane(T value, int bits) {
   return __shfl_xor_sync(0xffffffffu, value, bits);
 }
 
+/// Whether it holds for any lane of the warp.
+__device__ __forceinline__ bool any_lane(bool holds) { return __any_sync(0xffffffffu, holds) != 0; }
+
 /// Starts a copy of 16 bytes into shared memory; the thread that asked may read them after wait_for_copies.
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
@@ -109,6 +112,19 @@ __device__ __forceinline__ std::uint32_t two_bfloat16(float first, float second)
   std::uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
   return bits;
+}
+
+/// a · b + c of each half, rounded once.
+__device__ __forceinline__ std::uint32_t fma_two_bfloat16(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t bits;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(bits) : "r"(a), "r"(b), "r"(c));
+  return bits;
+}
+/// Four of eight bytes: those of `low` are 0 to 3, those of `high` 4 to 7, and each four bits of kWhich, from the
+/// lowest, name one.
+template <std::uint32_t kWhich>
+__device__ __forceinline__ std::uint32_t pick_bytes(std::uint32_t low, std::uint32_t high) {
+  return __byte_perm(low, high, kWhich);
 }
 
 /// 2^x, exactly 0 from −127 down.

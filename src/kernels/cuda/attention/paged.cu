@@ -4,29 +4,12 @@
 // Those are at most eight of a tile's sixteen rows; the other eight take what rounding the weights to bfloat16 left of
 // them, so that the sums are as good as with weights of twice the digits, at no cost. A warp has its own maximum, sum
 // and answers, and knows nothing of the others until the end, when a block adds up its warps in shared memory.
-#include "kernels/cuda/attention/paged.h"
-
-#include <math.h>
-
-#include "kernels/cuda/device.cuh"
-#include "kernels/cuda/memory/mma.cuh"
+#include "kernels/cuda/attention/paged.cuh"
 
 namespace gka::kernels::cuda {
 namespace paged {
 
-using memory::Bits;
-
-inline constexpr int kWarps = PagedAttention::kPage / 16, kBlock = kWarps * kLanes;
-inline constexpr int kTile = 16;     // tokens that a warp takes at a time
 inline constexpr int kTogether = 8;  // numbers that a lane copies at a time
-inline constexpr int kHeads = PagedAttention::kMostTogether;
-inline constexpr float kNone = -1e30f;
-inline constexpr float kLog2E = 1.4426950408889634f;
-
-/// Of a split of one head: answers are sums of 2^(score − most) v, not yet divided by `sum`.
-struct Part {
-  float most, sum;
-};
 
 template <int kDim>
 struct Tiles {
@@ -38,35 +21,9 @@ struct Tiles {
   Stage stages[kWarps][kStages];
 };
 template <int kDim>
-struct Ends {
-  Part parts[kWarps][kHeads];
-  float answers[kWarps][kHeads][kDim];
-};
-template <int kDim>
 union Shared {
   Tiles<kDim> tiles;
   Ends<kDim> ends;
-};
-
-/// What a block has to look at.
-struct Stretch {
-  std::int64_t b, head, kv_head;
-  std::int64_t position, first_page, pages;  // pages: how many
-
-  __device__ static __forceinline__ Stretch of(const PagedAttention& a, std::int64_t together) {
-    const std::int64_t split = block() % a.splits, unit = block() / a.splits;
-    const std::int64_t units = a.heads / together;
-    Stretch s;
-    s.b = unit / units;
-    s.head = unit % units * together;
-    s.kv_head = s.head / (a.heads / a.kv_heads);
-    s.position = a.positions[s.b];
-    const std::int64_t all = s.position / PagedAttention::kPage + 1, each = (all + a.splits - 1) / a.splits;
-    s.first_page = split * each;
-    const std::int64_t left = all - s.first_page;
-    s.pages = left < each ? left : each;
-    return s;
-  }
 };
 
 /// A warp's copies of its tokens of one page: those before the sequence's newest, whose rows are zeros.
@@ -230,24 +187,7 @@ __global__ void __launch_bounds__(kBlock, kDim <= 128 ? 3 : 1)
     }
   }
   sync();
-  const std::int64_t split = block() % a.splits;
-  for (int i = thread(); i < together * kDim; i += kBlock) {
-    const int h = i / kDim, d = i % kDim;
-    float most = kNone, sum = 0, answer = 0;
-    for (int w = 0; w < kWarps; ++w) most = fmaxf(most, ends.parts[w][h].most);
-    for (int w = 0; w < kWarps; ++w) {
-      const float weight = exp2f(ends.parts[w][h].most - most);
-      sum += weight * ends.parts[w][h].sum;
-      answer += weight * ends.answers[w][h][d];
-    }
-    const std::int64_t of_head = s.b * a.heads + s.head + h;
-    if (a.splits == 1) {
-      static_cast<Bits*>(a.o)[of_head * kDim + d] = static_cast<Bits>(two_bfloat16(answer / sum, 0));
-      continue;
-    }
-    answers[(of_head * a.splits + split) * kDim + d] = answer;
-    if (d == 0) parts[of_head * a.splits + split] = {most, sum};
-  }
+  add_up<kDim>(a, s, ends, together, answers, parts);
 }
 
 __global__ void __launch_bounds__(kBlock)
@@ -269,29 +209,29 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 template <int kDim>
-void run(const PagedAttention& a, const Device& device) {
-  const std::int64_t blocks = a.batch * a.heads / a.together() * a.splits, places = a.batch * a.heads * a.splits;
-  float* answers = nullptr;
-  Part* parts = nullptr;
-  if (a.splits > 1) {
-    answers = static_cast<float*>(device.allocate(static_cast<std::size_t>(places * a.head_dim) * sizeof(float)));
-    parts = static_cast<Part*>(device.allocate(static_cast<std::size_t>(places) * sizeof(Part)));
-  }
-  launch_early<kBlock>(attend<kDim>, blocks, static_cast<int>(sizeof(Shared<kDim>)), device.index, device.stream, a,
-                       a.together(), answers, parts);
-  if (a.splits > 1) {
-    launch_early<kBlock>(put_together, a.batch * a.heads, 0, device.index, device.stream, a, answers, parts);
-  }
+void attend_numbers(const PagedAttention& a, const Device& device) {
+  const auto scratch = Scratch::of(a, device);
+  launch_early<kBlock>(attend<kDim>, a.batch * a.heads / a.together() * a.splits,
+                       static_cast<int>(sizeof(Shared<kDim>)), device.index, device.stream, a, a.together(),
+                       scratch.answers, scratch.parts);
+  put_splits_together(a, scratch, device);
+}
+
+void put_splits_together(const PagedAttention& a, const Scratch& scratch, const Device& device) {
+  if (a.splits == 1) return;
+  launch_early<kBlock>(put_together, a.batch * a.heads, 0, device.index, device.stream, a,
+                       static_cast<const float*>(scratch.answers), static_cast<const Part*>(scratch.parts));
 }
 
 }  // namespace paged
 
 void paged_attention(const PagedAttention& a, const Device& device) {
   const CurrentDevice current(device.index);
+  if (a.int8) return paged::attend_bytes(a, device);
   switch (a.head_dim) {
-    case 64: return paged::run<64>(a, device);
-    case 128: return paged::run<128>(a, device);
-    default: return paged::run<256>(a, device);
+    case 64: return paged::attend_numbers<64>(a, device);
+    case 128: return paged::attend_numbers<128>(a, device);
+    default: return paged::attend_numbers<256>(a, device);
   }
 }
 

@@ -10,17 +10,19 @@
 #include <cstdint>
 
 #include "gka/kernels.h"
+#include "kernels/int8_pages.h"
 
 namespace gka::kernels::cuda {
 
-/// All arrays are bfloat16, contiguous and aligned to 16 bytes.
+/// All arrays are bfloat16, contiguous and aligned to 16 bytes; the pages may hold bytes instead (int8_pages.h).
 struct PagedAttention {
-  static constexpr std::int64_t kPage = 64;
+  static constexpr std::int64_t kPage = kInt8PageTokens;
 
   std::int64_t batch = 0, heads = 0, kv_heads = 0;
   std::int64_t head_dim = 0;  // 64, 128 or 256
   std::int64_t width = 0;     // pages in each row of the table
   std::int64_t splits = 1;
+  bool int8 = false;  // the pages
   float scale = 1;
   const void* q = nullptr;  // [batch, heads, head_dim]
   const void* k = nullptr;  // [batch, kv_heads, head_dim], of the new token
@@ -30,6 +32,9 @@ struct PagedAttention {
   const std::int64_t* pages = nullptr;      // [batch, width]
   const std::int64_t* positions = nullptr;  // [batch]: of the new token
   void* o = nullptr;                        // [batch, heads, head_dim]
+
+  /// Blocks that a multiprocessor holds at once.
+  static constexpr std::int64_t resident(bool bytes) { return bytes ? 4 : 3; }
 
   /// Query heads that one block answers: as many of those that share a key head as divide them evenly.
   static constexpr std::int64_t kMostTogether = 8;
@@ -48,14 +53,14 @@ constexpr bool has_paged_attention(std::int64_t head_dim) {
 /// How many splits keep a large card busy, each of at least four pages: the fewest with which the last blocks, too, run
 /// with most of the card at work.
 constexpr std::int64_t paged_splits(const PagedAttention& a) {
-  constexpr std::int64_t kBlocks = 3 * 132;  // at once
+  const std::int64_t at_once = PagedAttention::resident(a.int8) * 132;
   constexpr double kBusy = 0.95;
   const auto units = a.batch * a.heads / a.together(), most = std::max<std::int64_t>(1, a.width / 4);
   std::int64_t best = 1;
   double busiest = 0;
-  for (std::int64_t splits = 1; splits <= std::min<std::int64_t>(most, kBlocks); ++splits) {
-    const auto blocks = units * splits, rounds = (blocks + kBlocks - 1) / kBlocks;
-    const double busy = static_cast<double>(blocks) / static_cast<double>(rounds * kBlocks);
+  for (std::int64_t splits = 1; splits <= std::min<std::int64_t>(most, at_once); ++splits) {
+    const auto blocks = units * splits, rounds = (blocks + at_once - 1) / at_once;
+    const double busy = static_cast<double>(blocks) / static_cast<double>(rounds * at_once);
     if (busy > busiest) {
       busiest = busy;
       best = splits;

@@ -45,6 +45,13 @@ __device__ __forceinline__ void multiply_add(float (&sums)[4], const std::uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// An 8 × 8 block whose row lane / 4 has the lane's two numbers at columns 2 (lane % 4) and the next, transposed.
+__device__ __forceinline__ std::uint32_t transposed(std::uint32_t two) {
+  std::uint32_t turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(two));
+  return turned;
+}
+
 /// Starts a copy of so many bytes, all threads of the block together; `arrived` waits for it. Both ends are aligned to
 /// 16 bytes. Hopper has an engine for it, and one thread asks; elsewhere it is one of the block's groups of copies.
 template <int kBlock>

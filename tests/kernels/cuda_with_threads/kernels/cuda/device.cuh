@@ -94,6 +94,8 @@ T sum_lanes(T value) {
   return value;
 }
 
+inline bool any_lane(bool holds) { return sum_lanes(holds ? 1 : 0) > 0; }
+
 struct CurrentDevice {
   explicit CurrentDevice(int) {}
 };

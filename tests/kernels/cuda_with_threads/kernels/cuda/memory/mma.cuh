@@ -36,6 +36,13 @@ void load_blocks(std::uint32_t (&to)[4], const Bits* row) {
   }
 }
 
+inline std::uint32_t transposed(std::uint32_t two) {
+  const auto* all = from_all_lanes(two);
+  const auto at = [&](int row, int column) { return all[4 * row + column / 2] >> 16 * (column % 2) & 0xffffu; };
+  const int a = lane() / 4, b = lane() % 4 * 2;
+  return at(b, a) | at(b + 1, a) << 16;
+}
+
 inline void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   const auto* all = from_all_lanes(std::array<std::uint32_t, 6>{a[0], a[1], a[2], a[3], b0, b1});
   const auto half = [](std::uint32_t two, int which) { return which == 0 ? low_half(two) : high_half(two); };
