@@ -52,7 +52,7 @@ class Variant:
     layer: str = "gka"  # or a rival that is asked the same question
 
 
-FAST_DECAY = {"dt_bias": 2.303}
+FAST_DECAY, SLOW_DECAY = {"dt_bias": 2.303}, {"dt_bias": -2.303}
 TOKENS = {"gka": "GKA", "gdn": "GDN", "kda": "KDA", "deltanet": "DN"}  # of the pattern
 
 
@@ -98,6 +98,7 @@ VARIANTS = {
     "eps-1e-2": Variant("ε of the output's norm 1e-2", {"norm_eps": 1e-2}),
     "eps-1e-1": Variant("ε of the output's norm 1e-1", {"norm_eps": 1e-1}),
     "eps-1e-3-fast": Variant("ε 1e-3 and decay that begins ten times as fast", {"norm_eps": 1e-3}, shifts=FAST_DECAY),
+    "eps-1e-3-slow": Variant("ε 1e-3 and decay that begins a tenth as fast", {"norm_eps": 1e-3}, shifts=SLOW_DECAY),
     "small-out": Variant("output projection that begins a tenth as large", scales={"o_proj.weight": 0.1}),
     "eps-1e-5-wide": Variant(
         "ε 1e-5 and values twice as wide, as GDN's", {"norm_eps": 1e-5, "expand_v": 2.0}, fits_as="gdn"

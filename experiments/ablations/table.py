@@ -104,6 +104,43 @@ def draw(runs: Runs, variants: dict, path: Path) -> None:
     plt.close(figure)
 
 
+def eps_of(variant) -> float | None:
+    """Of a variant in which nothing but the ε of the output's norm differs from its layer's usual form."""
+    only = {"gka": {}, "gdn": {"expand_v": 1.0}}.get(variant.layer)
+    others = {key: value for key, value in variant.choices.items() if key != "norm_eps"}
+    if others != only or variant.settings or variant.shifts or variant.scales:
+        return None
+    return variant.choices.get("norm_eps", 1e-6)
+
+
+def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
+    """Loss against the ε of the output's norm, in all and by kind of token; a dot for each seed, a line of their means."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    titles = {"gka": "GKA", "gdn": "Gated DeltaNet of the same state"}
+    kinds = list(next(run for run in runs["base"] if "measures" in run)["measures"]["held_out"]["kind"])[1:]
+    figure, axes = plt.subplots(1, 1 + len(kinds), figsize=(16, 3.8), layout="constrained")
+    for axis, kind in zip(axes, (None, *kinds), strict=True):
+        for (layer, title), colour in zip(titles.items(), ("tab:red", "tab:blue"), strict=True):
+            points: dict[float, list[float]] = {}
+            for name, many in runs.items():
+                if variants[name].layer == layer and (eps := eps_of(variants[name])) is not None:
+                    held = [run["measures"]["held_out"] for run in many if "measures" in run]
+                    points[eps] = [(h["kind"][kind] if kind else h["all"])["loss"] for h in held]
+            where = sorted(points)
+            axis.plot(where, [statistics.fmean(points[eps]) for eps in where], color=colour, label=title)
+            for eps in where:
+                axis.plot([eps] * len(points[eps]), points[eps], "o", color=colour, markersize=4)
+        axis.set(xscale="log", xlabel="ε of the output's norm", title=kind or "all tokens")
+    axes[0].set(ylabel="held-out loss")
+    axes[0].legend(fontsize=8, loc="lower left")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def draw_positions(runs: Runs, variants: dict, path: Path) -> None:
     """What each variant gains or loses against the released form, by position and by kind of token."""
     import matplotlib
@@ -123,7 +160,8 @@ def draw_positions(runs: Runs, variants: dict, path: Path) -> None:
         return average(held[name], loss) - average(held["base"], loss)
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.6), layout="constrained")
-    others = [name for name in held if name != "base"]
+    others = [name for name in held if eps_of(variants[name]) is None]
+    left.set_prop_cycle(color=plt.get_cmap("tab20").colors[::2] + plt.get_cmap("tab20").colors[1::2])
     for i, name in enumerate(others):
         title = f"{variants[name].title}: {average(held[name], lambda h: h['all']['loss']):.3f}"
         ends = [int(place.split("-")[1]) + 1 for place in places]
@@ -152,6 +190,9 @@ def write_report(results: Results, variants: dict, folder: Path) -> None:
         if len([many for many in runs.values() if "measures" in many[0]]) > 1 and "base" in runs:
             name = f"variants-{size}-{corpus}-{round(tokens / 1e6)}M.png"
             write_atomically(folder / name, lambda path, runs=runs: draw_positions(runs, variants, path))
+            parts.append(f"![]({name})\n")
+            name = f"eps-{size}-{corpus}-{round(tokens / 1e6)}M.png"
+            write_atomically(folder / name, lambda path, runs=runs: draw_eps(runs, variants, path))
             parts.append(f"![]({name})\n")
         if "constant" not in runs:
             continue
