@@ -39,8 +39,8 @@ USUAL_RATE = 2e-3  # where experiments/lm has not found GKA's best one yet
 @dataclass(frozen=True)
 class Variant:
     """`choices` are keys of the layer's configuration, `settings` of the training file; `iterations`: solver steps it
-    is measured with besides its own; `shifts`, `scales`: what is added to the first weights whose names end so, and what they are
-    multiplied by before."""
+    is measured with besides its own; `scales`, `shifts`: what the first weights whose names end so are multiplied by,
+    and what is added to them."""
 
     title: str
     choices: dict[str, object] = field(default_factory=dict)

@@ -114,7 +114,7 @@ def eps_of(variant) -> float | None:
 
 
 def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
-    """Loss against the ε of the output's norm, in all and by kind of token; a dot for each seed, a line of their means."""
+    """Loss against the ε of the output's norm, in all and by kind of token; a dot a seed, a line of their means."""
     import matplotlib
 
     matplotlib.use("Agg")
