@@ -113,6 +113,11 @@ def eps_of(variant) -> float | None:
     return variant.choices.get("norm_eps", 1e-6)
 
 
+def kinds_of(held_out: dict) -> list[str]:
+    """Those that some token is of."""
+    return [kind for kind, one in held_out["kind"].items() if kind != "seen" and one["loss"] is not None]
+
+
 def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
     """Loss against the ε of the output's norm, in all and by kind of token; a dot a seed, a line of their means."""
     import matplotlib
@@ -121,7 +126,7 @@ def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     titles = {"gka": "GKA", "gdn": "Gated DeltaNet of the same state"}
-    kinds = list(next(run for run in runs["base"] if "measures" in run)["measures"]["held_out"]["kind"])[1:]
+    kinds = kinds_of(next(run for run in runs["base"] if "measures" in run)["measures"]["held_out"])
     figure, axes = plt.subplots(1, 1 + len(kinds), figsize=(16, 3.8), layout="constrained")
     for axis, kind in zip(axes, (None, *kinds), strict=True):
         for (layer, title), colour in zip(titles.items(), ("tab:red", "tab:blue"), strict=True):
@@ -151,7 +156,7 @@ def draw_positions(runs: Runs, variants: dict, path: Path) -> None:
     held = {name: [run["measures"]["held_out"] for run in many if "measures" in run] for name, many in runs.items()}
     held = {name: many for name, many in held.items() if many}
     places = list(held["base"][0]["position"])
-    kinds = [kind for kind in held["base"][0]["kind"] if kind != "seen"]
+    kinds = kinds_of(held["base"][0])
 
     def apart(name: str, part: str, key: str) -> float:
         def loss(one: dict) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -114,6 +115,14 @@ def call(*command):
     return done
 
 
+def module_of(program):
+    about = importlib.util.spec_from_file_location(program.parent.name, program)
+    module = importlib.util.module_from_spec(about)
+    sys.modules[about.name] = module  # where its dataclasses look for their types
+    about.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def unpacked(data, tmp_path_factory):
     """The same after its travel."""
@@ -165,6 +174,16 @@ def test_ablations_change_one_thing_and_measure_fewer_iterations_of_the_same_wei
     losses = [base["measures"]["iterations"][count]["all"]["loss"] for count in ("5", "10", "15")]
     losses.append(base["measures"]["held_out"]["all"]["loss"])
     assert len(set(losses)) == 4 and max(losses) - min(losses) < 0.5
+    ablations = module_of(program)
+    sys.path.insert(0, str(program.parent))
+    import table
+
+    found = {name: table.eps_of(variant) for name, variant in ablations.VARIANTS.items()}
+    assert (found["base"], found["norm-eps"], found["gdn-eps-1e-2"]) == (1e-6, 1e-5, 1e-2)
+    assert found["small-out"] is found["eps-1e-5-fast"] is found["a-0.1"] is found["gdn-wide-eps-1e-3"] is None
+    table.write_report({"base": base, "shifted": shifted}, ablations.VARIANTS, tmp_path)
+    written = (tmp_path / "results.md").read_text()
+    assert f"{losses[-1]:.3f}" in written and len(list(tmp_path.glob("*.png"))) == written.count("![]") == 2
 
 
 RULER = {  # a prompt, what it asks for, the answers
