@@ -68,15 +68,27 @@ def config(options: argparse.Namespace, name: str, length: int) -> dict[str, obj
     shape = common(options.size, trials.vocabulary_of(options)) | {"hybrid_override_pattern": model.pattern}
     if name == "gdn":  # values twice as wide, so a smaller MLP
         shape["intermediate_size"] = SIZES[options.size].fitted["gdn"]
-    return shape | model.choices | {"max_position_embeddings": length}
+    shape |= model.choices
+    for layer in ("gka", "gdn"):
+        if options.eps and layer.upper() in model.pattern:
+            shape[f"{layer}_config"] = shape.get(f"{layer}_config", {}) | {"norm_eps": options.eps}
+    return shape | {"max_position_embeddings": length}
 
 
 def short(options: argparse.Namespace, name: str) -> Run:
     tokens, rate = options.tokens or SIZES[options.size].tokens, options.rate or MODELS[name].rate
     model = config(options, name, SIZES[options.size].length)
+    eps = f"-eps{options.eps:g}" if options.eps else ""
     return Run(
-        name=f"{options.size}-{name}-{tokens / 1e6:g}M-lr{rate:g}-short",
-        tags={"size": options.size, "model": name, "corpus": options.corpus, "rate": rate, "stage": "short"},
+        name=f"{options.size}-{name}{eps}-{tokens / 1e6:g}M-lr{rate:g}-short",
+        tags={
+            "size": options.size,
+            "model": name,
+            "corpus": options.corpus,
+            "rate": rate,
+            "stage": "short",
+            "eps": options.eps,
+        },
         settings={"model": model} | trials.recipe(options, tokens, rate, seed=0),
         alike=f"{options.size}-{name}-short",
         speed=0.8 * trials.guessed_speed(options.size, MODELS[name].like),
@@ -199,6 +211,7 @@ def arguments() -> argparse.Namespace:
         one.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL",
                          help=f"any of {', '.join(MODELS)} (all)")  # fmt: skip
         one.add_argument("--rate", type=float, help="of the first stage (what experiments/lm chose)")
+        one.add_argument("--eps", type=float, help="of the norm on what GKA and GDN give out (as published)")
         one.add_argument("--long-tokens", type=int, default=LONG_TOKENS, help="of the second stage (30M; 0: none)")
         one.add_argument("--samples", type=int, default=10, help="of RULER's tasks at each length (10)")
     merging = commands.add_parser("merge")

@@ -16,20 +16,24 @@ DEPTHS = 5  # rows of a heat map
 
 
 def of_stage(results: Results, size: str, stage: str, titles: dict[str, str]) -> dict[str, dict]:
-    """A model's newest result with something measured."""
-    found = {r["model"]: r for r in results.values() if (r["size"], r["stage"]) == (size, stage) and "measures" in r}
-    return {name: found[name] for name in titles if name in found}
+    """By title, a model's newest result with something measured."""
+    those = [r for r in results.values() if (r["size"], r["stage"]) == (size, stage) and "measures" in r]
+    found: dict[str, dict] = {}
+    for name, title in titles.items():
+        for run in (run for run in those if run["model"] == name):
+            found[title + (f", ε {run['eps']:g}" if run.get("eps") else "")] = run
+    return found
 
 
-def losses(runs: dict[str, dict], titles: dict[str, str]) -> str:
+def losses(runs: dict[str, dict]) -> str:
     first = next(iter(runs.values()))["measures"]["held_out"]
     rows = []
-    for name, run in runs.items():
+    for title, run in runs.items():
         held = run["measures"]["held_out"]
         tasks = run["measures"].get("tasks", {})
         contains = [tasks.get(task, {}).get("contains", {}).get("value") for task in ("squad", "rfc_headers")]
         rows.append([
-            titles[name],
+            title,
             f"{run['parameters'] / 1e6:.1f}M",
             report.number(held["all"]["loss"]),
             *(report.number(held["kind"][kind]["loss"]) for kind in first["kind"]),
@@ -52,13 +56,13 @@ def mean_at(by_task: dict[str, dict[int, float]], length: int, without: str = ""
     return sum(values) / len(values) if values else None
 
 
-def averages(runs: dict[str, dict], titles: dict[str, str]) -> str:
-    every = {name: scores(run) for name, run in runs.items()}
+def averages(runs: dict[str, dict]) -> str:
+    every = {title: scores(run) for title, run in runs.items()}
     lengths = sorted({length for by_task in every.values() for found in by_task.values() for length in found})
     rows = []
-    for name, by_task in every.items():
+    for title, by_task in every.items():
         for without, addition in (("", ""), ("niah_single_1", ", without S-NIAH-1")):
-            rows.append([titles[name] + addition, *(report.number(mean_at(by_task, n, without), 1) for n in lengths)])
+            rows.append([title + addition, *(report.number(mean_at(by_task, n, without), 1) for n in lengths)])
     return report.markdown(["model", *(f"{length:,}" for length in lengths)], rows)
 
 
@@ -75,7 +79,7 @@ def grid(run: dict) -> tuple[list[int], list[list[float | None]]]:
     return lengths, [[mean.get((row, length)) for length in lengths] for row in range(DEPTHS)]
 
 
-def draw(runs: dict[str, dict], titles: dict[str, str], path: Path) -> None:
+def draw(runs: dict[str, dict], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -83,12 +87,12 @@ def draw(runs: dict[str, dict], titles: dict[str, str], path: Path) -> None:
     import numpy as np
 
     figure, axes = plt.subplots(1, len(runs), figsize=(3.2 * len(runs) + 1, 3.2), squeeze=False, layout="constrained")
-    for axis, (name, run) in zip(axes[0], runs.items(), strict=True):
+    for axis, (title, run) in zip(axes[0], runs.items(), strict=True):
         lengths, rows = grid(run)
         shown = axis.imshow(np.array(rows, dtype=float), vmin=0, vmax=1, cmap="viridis", aspect="auto")
         axis.set_xticks(range(len(lengths)), [f"{length / 1024:g}K" for length in lengths])
         axis.set_yticks(range(DEPTHS), [f"{(row + 0.5) / DEPTHS:.0%}" for row in range(DEPTHS)])
-        axis.set_title(titles[name], fontsize=9)
+        axis.set_title(title, fontsize=9)
         axis.set(xlabel="length", ylabel="depth")
     figure.colorbar(shown, ax=axes[0].tolist(), label="recalled")
     figure.savefig(path, dpi=120)
@@ -102,11 +106,11 @@ def write_report(results: Results, titles: dict[str, str], folder: Path) -> None
         if short:
             device = next(iter(short.values()))["device"]
             parts.append(f"## {size}, first stage\n\n{device}, {max(run['date'] for run in short.values())}.\n")
-            parts.append(losses(short, titles))
+            parts.append(losses(short))
         if long:
-            parts += [f"## {size}, RULER after the second stage\n", averages(long, titles)]
+            parts += [f"## {size}, RULER after the second stage\n", averages(long)]
             name = f"ruler-{size}.png"
-            write_atomically(folder / name, lambda path, long=long: draw(long, titles, path))
+            write_atomically(folder / name, lambda path, long=long: draw(long, path))
             parts.append(f"![]({name})\n")
     write_atomically(folder / "results.md", lambda path: path.write_text("\n".join(parts)))
     print(f"{folder / 'results.md'} has the tables.")

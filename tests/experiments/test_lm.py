@@ -216,13 +216,18 @@ def test_a_hybrid_goes_on_at_a_greater_length_and_is_asked_rulers_questions(data
         line = {"input": prompt.format("some words " * 9 + answers[0], query), "outputs": answers}
         (unpacked / "ruler" / f"{task}-64.jsonl").write_bytes(ruler.as_task(task, 64, [line] * 2, 4))
     plan = ["--size", "toy", "--data", unpacked, "--out", tmp_path / "out", "--items", "0", "--windows", "2"]
-    plan += ["--tokens", "2048", "--long-tokens", "512", "--samples", "1", "--rate", "0.01"]
+    plan += ["--tokens", "2048", "--long-tokens", "512", "--samples", "1", "--rate", "0.01", "--eps", "0.001"]
     call(FOLDER.parent / "hybrids" / "run.py", "run", *plan, "--only", "hybrid")
     short, long = sweep.read_results(tmp_path / "out" / "results.jsonl").values()
     assert (short["stage"], long["stage"]) == ("short", "long") and short["parameters"] == long["parameters"]
     assert long["curve"][0][1] < short["curve"][0][1], "it goes on with the weights of the first stage"
     found = long["measures"]["ruler"]
     assert set(found) == {f"{task}-64" for task in RULER} and all(0 <= one["score"] <= 100 for one in found.values())
+    import tables
+
+    tables.write_report({"short": short, "long": long}, {"hybrid": "with attention"}, tmp_path)
+    written = (tmp_path / "results.md").read_text()
+    assert written.count("with attention, ε 0.001 |") == 2 and "with attention, ε 0.001, without S-NIAH-1 |" in written
 
 
 def test_answers_count_as_ruler_counts_them():
