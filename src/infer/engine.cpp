@@ -96,7 +96,7 @@ SchedulerOptions scheduler_options(const models::Decoder& decoder, const EngineO
   const bool any_size = !cpu && !options.deterministic;
   chosen.piece_tokens = any_size ? 2048 : kGrid;
   chosen.alone_tokens = any_size ? 16384 : kGrid;
-  chosen.record = !cpu;
+  chosen.record = chosen.ahead = !cpu;
   return chosen;
 }
 

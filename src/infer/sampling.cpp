@@ -8,6 +8,7 @@
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cmath>
@@ -127,20 +128,13 @@ bool draws_plainly(const at::Tensor& logits, std::span<const Row> rows) {
          });
 }
 
-std::vector<Drawn> draw_plainly(const at::Tensor& logits, std::span<const Row> rows) {
+at::Tensor draw_plainly(const at::Tensor& logits, std::span<const Row> rows) {
   std::vector<double> how;
   for (const auto& row : rows) {
     how.push_back(row.sampling->temperature);
     how.push_back(uniform(row.sampling->seed, row.drawn));
   }
-  const auto host = ops::sample(logits, row_of(how, at::kDouble, logits)).cpu();
-  std::vector<Drawn> drawn(rows.size());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const auto* values = host.const_data_ptr<double>() + 2 * i;
-    drawn[i].event = {.token = static_cast<std::int64_t>(values[0]), .logprob = static_cast<float>(values[1])};
-    drawn[i].error = why_not(values[1], values[1]);
-  }
-  return drawn;
+  return ops::sample(logits, row_of(how, at::kDouble, logits));
 }
 
 std::string number(double value) {
@@ -191,8 +185,10 @@ void check_sampling(const Sampling& s, std::int64_t vocabulary) {
   }
 }
 
-std::vector<Drawn> draw(const at::Tensor& logits, std::span<const Row> rows) {
-  if (draws_plainly(logits, rows)) return draw_plainly(logits, rows);
+Draws begin_draw(const at::Tensor& logits, std::span<const Row> rows) {
+  std::vector<std::int64_t> tops;
+  for (const auto& row : rows) tops.push_back(row.top);
+  if (draws_plainly(logits, rows)) return {draw_plainly(logits, rows), std::move(tops)};
   const auto raw = layers::accumulate(logits);
   auto scores = raw;
   std::vector<std::int64_t> plain, truncated;
@@ -216,18 +212,37 @@ std::vector<Drawn> draw(const at::Tensor& logits, std::span<const Row> rows) {
   const auto chosen = tokens.unsqueeze(1);
   const auto likeliest = logprobs.topk(std::min(top, raw.size(1)), 1);
   const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble); };
-  const auto host = at::cat({wide(chosen), wide(logprobs.gather(1, chosen)), wide(scores.gather(1, chosen)),
-                             wide(std::get<0>(likeliest)), wide(std::get<1>(likeliest))},
-                            1)
-                        .cpu()
-                        .contiguous();
-  const auto found = (host.size(1) - 3) / 2;
-  std::vector<Drawn> drawn(rows.size());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const auto* values = host.const_data_ptr<double>() + static_cast<std::int64_t>(i) * host.size(1);
+  return {at::cat({wide(chosen), wide(logprobs.gather(1, chosen)), wide(scores.gather(1, chosen)),
+                   wide(std::get<0>(likeliest)), wide(std::get<1>(likeliest))},
+                  1),
+          std::move(tops)};
+}
+
+std::vector<Drawn> draw(const at::Tensor& logits, std::span<const Row> rows) { return begin_draw(logits, rows).wait(); }
+
+Draws::Draws(const at::Tensor& numbers, std::vector<std::int64_t> tops) : numbers_(numbers), tops_(std::move(tops)) {
+  const auto device = numbers.device();
+  if (device.is_cpu()) {
+    host_ = numbers.contiguous();
+    return;
+  }
+  host_ = at::empty(numbers.sizes(), numbers.options().device(at::kCPU).pinned_memory(true));
+  host_.copy_(numbers, /*non_blocking=*/true);
+  arrived_.emplace(device.type());
+  arrived_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+at::Tensor Draws::tokens() const { return numbers_.select(1, 0).to(at::kLong); }
+
+std::vector<Drawn> Draws::wait() {
+  if (arrived_) arrived_->synchronize();
+  const auto width = host_.size(1), found = std::max<std::int64_t>(0, (width - 3) / 2);
+  std::vector<Drawn> drawn(tops_.size());
+  for (std::size_t i = 0; i < drawn.size(); ++i) {
+    const auto* values = host_.const_data_ptr<double>() + static_cast<std::int64_t>(i) * width;
     drawn[i].event = {.token = static_cast<std::int64_t>(values[0]), .logprob = static_cast<float>(values[1])};
-    drawn[i].error = why_not(values[1], values[2]);
-    for (std::int64_t k = 0; k < std::min(found, rows[i].top); ++k) {
+    drawn[i].error = why_not(values[1], width > 2 ? values[2] : values[1]);
+    for (std::int64_t k = 0; k < std::min(found, tops_[i]); ++k) {
       drawn[i].event.top.push_back(
           {.token = static_cast<std::int64_t>(values[3 + found + k]), .logprob = static_cast<float>(values[3 + k])});
     }

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -34,7 +36,26 @@ struct Drawn {
 /// Throws Refused where a value is out of its range.
 void check_sampling(const Sampling& sampling, std::int64_t vocabulary);
 
+/// Tokens that are drawn, and on their way to the host.
+class Draws {
+ public:
+  /// `numbers`: float64 [B,n], token, its log-probability, its score after what the request adjusts (where n > 2), then
+  /// the likeliest tokens' log-probabilities and the tokens; of those row i reports `tops[i]`.
+  Draws(const at::Tensor& numbers, std::vector<std::int64_t> tops);
+
+  /// int64 [B], where the logits are: a next step can begin with them before the host has seen them.
+  at::Tensor tokens() const;
+  /// Waits until they are here.
+  std::vector<Drawn> wait();
+
+ private:
+  at::Tensor numbers_, host_;
+  std::vector<std::int64_t> tops_;
+  std::optional<c10::Event> arrived_;
+};
+
 /// logits [B,V]; one host transfer for all rows.
+Draws begin_draw(const at::Tensor& logits, std::span<const Row> rows);
 std::vector<Drawn> draw(const at::Tensor& logits, std::span<const Row> rows);
 
 /// log p of tokens[i] in row i of logits, and the `top` likeliest.

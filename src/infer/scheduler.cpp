@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -130,45 +131,117 @@ bool Scheduler::place(Sequence& sequence) {
   return true;
 }
 
+/// The device need not wait for the host to look at its tokens: where the next step is the same sequences' again, and
+/// none of them can know of itself that it ends, it begins with them where they are. A sequence that turns out to have
+/// ended has taken part in one step for nothing, in a slot that is its own until then.
 void Scheduler::decode() {
-  // Sequences of one group go through the model together. Each for itself where bits matter more than speed; apart
-  // where the model takes one number of solver steps for a whole call.
-  std::map<std::pair<std::int64_t, bool>, std::vector<Sequence*>> groups;
+  auto flight = std::exchange(flight_, {});
+  if (!flight) {
+    const auto all = groups();
+    if (all.size() != 1 || !options_.ahead) {
+      for (const auto& group : all) decode_group(group);
+      return sweep(running_);
+    }
+    flight = take_off(all.front());
+  }
+  if (flight) {
+    if (may_go_on(*flight)) flight_ = go_on(*flight);
+    land(*std::move(flight));
+  }
+  sweep(running_);
+}
+
+void Scheduler::decode_group(const Group& group) {
+  if (auto flight = take_off(group)) land(*std::move(flight));
+}
+
+/// Sequences of one group go through the model together. Each for itself where bits matter more than speed; apart
+/// where the model takes one number of solver steps for a whole call.
+std::vector<Scheduler::Group> Scheduler::groups() const {
+  std::map<std::pair<std::int64_t, bool>, Group> groups;
   std::int64_t alone = 0;
   for (const auto& sequence : running_) {
     const bool certainty = sequence->request.certainty;
     const auto key = options_.deterministic ? alone++ : certainty || sketched_ ? sequence->iterations : 0;
-    groups[{key, certainty}].push_back(sequence.get());
+    groups[{key, certainty}].push_back(sequence);
   }
-  for (const auto& [key, group] : groups) decode_group(group);
-  sweep(running_);
+  std::vector<Group> all;
+  for (auto& [key, group] : groups) all.push_back(std::move(group));
+  return all;
 }
 
-void Scheduler::decode_group(const std::vector<Sequence*>& group) {
+/// `ahead`: tokens of each that are drawn and not here.
+Batch Scheduler::batch_of(const Group& group, std::int64_t ahead) const {
   Batch batch{.certainty = group.front()->request.certainty};
   bool own_iterations = false;
-  for (const auto* sequence : group) {
+  for (const auto& sequence : group) {
     batch.ids.push_back(sequence->tokens.back());
     batch.slots.push_back(sequence->slot);
-    batch.positions.push_back(std::ssize(sequence->tokens) - 1);
+    batch.positions.push_back(std::ssize(sequence->tokens) - 1 + ahead);
     batch.pages.push_back(&sequence->pages);
     batch.iterations.push_back(sequence->iterations);
     own_iterations |= sequence->iterations != decoder_.config().mixer.gka.num_iter;
   }
   if (!own_iterations) batch.iterations.clear();
   batch.one_iterations = batch.certainty || sketched_;
+  return batch;
+}
+
+std::optional<Scheduler::Flight> Scheduler::take_off(const Group& group) {
   try {
-    const auto stepped = stepper_.step(batch);
+    const auto stepped = stepper_.step(batch_of(group, 0));
     if (!stepped.certainty.empty()) {
       const auto values = on_host(stepped.certainty);
       for (std::size_t i = 0; i < group.size(); ++i) {
         group[i]->certainty = column(values, static_cast<std::int64_t>(i));
       }
     }
-    answer(group, stepped.logits);
+    return Flight{group, begin_draw(stepped.logits, rows_of(group, 0))};
   } catch (const std::exception& error) {
-    for (auto* sequence : group) finish(*sequence, Finish::error, sentence(error));
+    for (const auto& sequence : group) finish(*sequence, Finish::error, sentence(error));
+    return {};
   }
+}
+
+bool Scheduler::may_go_on(const Flight& flight) const {
+  if (!options_.ahead || !waiting_.empty() || !reading_.empty() || flight.group.size() != running_.size()) return false;
+  return std::ranges::all_of(flight.group, [](const auto& sequence) {
+    const auto& request = sequence->request;
+    const bool ends = sequence->generated() + 1 >= request.max_tokens;
+    return sequence->id != 0 && !ends && !request.certainty && !looks_back(request);
+  });
+}
+
+std::optional<Scheduler::Flight> Scheduler::go_on(const Flight& flight) {
+  try {
+    const auto stepped = stepper_.step(batch_of(flight.group, 1), flight.draws.tokens());
+    return Flight{flight.group, begin_draw(stepped.logits, rows_of(flight.group, 1))};
+  } catch (const std::exception& error) {
+    for (const auto& sequence : flight.group) finish(*sequence, Finish::error, sentence(error));
+    return {};
+  }
+}
+
+void Scheduler::land(Flight flight) {
+  auto drawn = flight.draws.wait();
+  for (std::size_t i = 0; i < drawn.size(); ++i) {
+    if (flight.group[i]->id != 0) deliver(*flight.group[i], std::move(drawn[i]));
+  }
+}
+
+std::vector<Row> Scheduler::rows_of(const Group& group, std::int64_t ahead) {
+  static const Sampling greedy{.temperature = 0};
+  const auto& config = decoder_.config();
+  std::vector<Row> rows;
+  for (const auto& sequence : group) {
+    try {
+      rows.push_back(row_of(*sequence, config.eos_token_id, config.vocab_size, ahead));
+    } catch (const std::exception& error) {  // the request's filter
+      finish(*sequence, Finish::error, sentence(error));
+      rows.push_back({.sampling = &greedy});
+    }
+  }
+  return rows;
 }
 
 void Scheduler::read_prompts() {
@@ -179,7 +252,7 @@ void Scheduler::read_prompts() {
     try {
       budget -= read_piece(sequence, budget);
       if (sequence.id != 0 && sequence.left_to_read() > 0) continue;
-      if (sequence.id != 0) prompt_is_read(sequence);
+      if (sequence.id != 0) prompt_is_read(*next);
     } catch (const std::exception& error) {
       finish(sequence, Finish::error, sentence(error));
     }
@@ -326,7 +399,8 @@ void Scheduler::score_piece(Sequence& sequence, const at::Tensor& hidden, const 
   }
 }
 
-void Scheduler::prompt_is_read(Sequence& sequence) {
+void Scheduler::prompt_is_read(const std::shared_ptr<Sequence>& read) {
+  auto& sequence = *read;
   if (sequence.on_read) sequence.on_read(*this, sequence);
   if (sequence.request.prompt_logprobs && sequence.sink.on_prompt) sequence.sink.on_prompt(sequence.scored);
   if (sequence.request.max_tokens == 0) {
@@ -335,26 +409,7 @@ void Scheduler::prompt_is_read(Sequence& sequence) {
   }
   decoder_.scatter(sequence.state, pool_.state(), at::tensor({sequence.slot}, at::kLong).to(decoder_.device()));
   sequence.state = {};
-  answer({&sequence}, decoder_.logits(sequence.hidden.unsqueeze(0)));
-}
-
-/// Draws the next token of each from its row.
-void Scheduler::answer(const std::vector<Sequence*>& sequences, const at::Tensor& logits) {
-  static const Sampling greedy{.temperature = 0};
-  const auto& config = decoder_.config();
-  std::vector<Row> rows;
-  for (auto* sequence : sequences) {
-    try {
-      rows.push_back(row_of(*sequence, config.eos_token_id, config.vocab_size));
-    } catch (const std::exception& error) {  // the request's filter
-      finish(*sequence, Finish::error, sentence(error));
-      rows.push_back({.sampling = &greedy});
-    }
-  }
-  auto drawn = draw(logits, rows);
-  for (std::size_t i = 0; i < sequences.size(); ++i) {
-    if (sequences[i]->id != 0) deliver(*sequences[i], std::move(drawn[i]));
-  }
+  land({{read}, begin_draw(decoder_.logits(sequence.hidden.unsqueeze(0)), rows_of({read}, 0))});
 }
 
 void Scheduler::deliver(Sequence& sequence, Drawn drawn) {
@@ -384,6 +439,7 @@ void Scheduler::finish(Sequence& sequence, Finish how, const std::string& error)
 
 void Scheduler::sweep(Sequences& sequences) {
   sequences.remove_if([](const auto& sequence) { return sequence->id == 0; });
+  if (running_.empty()) flight_.reset();  // nobody waits for what it brings
 }
 
 }  // namespace gka::infer

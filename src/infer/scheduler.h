@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct SchedulerOptions {
   std::int64_t alone_tokens = kGrid;  // and of so many while nobody waits for a next token
   bool deterministic = false;         // sequences step one by one
   bool record = false;
+  bool ahead = false;  // a next step is begun before the tokens of the last are looked at
 };
 
 class Scheduler {
@@ -52,20 +54,32 @@ class Scheduler {
   static Snapshot snapshot_of(const Sequence& sequence);
 
  private:
-  using Sequences = std::list<std::unique_ptr<Sequence>>;
+  using Sequences = std::list<std::shared_ptr<Sequence>>;
+  using Group = std::vector<std::shared_ptr<Sequence>>;
+  /// A step that was begun, and whose tokens nobody has looked at.
+  struct Flight {
+    Group group;
+    Draws draws;
+  };
 
   void admit();
   bool place(Sequence& sequence);
   void decode();
-  void decode_group(const std::vector<Sequence*>& group);
+  void decode_group(const Group& group);
+  std::vector<Group> groups() const;
+  Batch batch_of(const Group& group, std::int64_t ahead) const;
+  std::optional<Flight> take_off(const Group& group);
+  bool may_go_on(const Flight& flight) const;
+  std::optional<Flight> go_on(const Flight& flight);
+  void land(Flight flight);
+  std::vector<Row> rows_of(const Group& group, std::int64_t ahead);
   void read_prompts();
   Sequences::iterator next_to_read();
   void begin(Sequence& sequence);
   std::int64_t read_piece(Sequence& sequence, std::int64_t budget);
   std::int64_t piece_end(const Sequence& sequence, std::int64_t budget) const;
   void score_piece(Sequence& sequence, const at::Tensor& hidden, const std::vector<at::Tensor>& certainty);
-  void prompt_is_read(Sequence& sequence);
-  void answer(const std::vector<Sequence*>& sequences, const at::Tensor& logits);
+  void prompt_is_read(const std::shared_ptr<Sequence>& read);
   void deliver(Sequence& sequence, Drawn drawn);
   void finish(Sequence& sequence, Finish finish, const std::string& error);
   void sweep(Sequences& sequences);
@@ -78,6 +92,7 @@ class Scheduler {
   Stepper stepper_;
   bool sketched_;                          // GKA layers whose steps take one number of iterations for all
   Sequences waiting_, reading_, running_;  // a sequence whose id is 0 is over
+  std::optional<Flight> flight_;           // of all that run
   std::int64_t turn_ = 0;
   Stats stats_{};
 };

@@ -5,10 +5,17 @@
 
 namespace gka::infer {
 
-Row row_of(Sequence& sequence, const std::vector<std::int64_t>& end_tokens, std::int64_t vocabulary) {
+bool looks_back(const Request& request) {
+  const auto& s = request.sampling;
+  return request.filter != nullptr || s.repetition_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;
+}
+
+Row row_of(Sequence& sequence, const std::vector<std::int64_t>& end_tokens, std::int64_t vocabulary,
+           std::int64_t ahead) {
   const auto& request = sequence.request;
+  const auto drawn = sequence.generated() + ahead;
   Row row{.sampling = &request.sampling,
-          .drawn = static_cast<std::uint64_t>(sequence.generated()),
+          .drawn = static_cast<std::uint64_t>(drawn),
           .top = request.top_logprobs};
   if (request.sampling.repetition_penalty != 1) {
     if (sequence.seen.empty()) sequence.seen.insert(sequence.tokens.begin(), sequence.tokens.end());
@@ -17,7 +24,7 @@ Row row_of(Sequence& sequence, const std::vector<std::int64_t>& end_tokens, std:
   if (request.sampling.presence_penalty != 0 || request.sampling.frequency_penalty != 0) {
     row.came.assign(sequence.came.begin(), sequence.came.end());
   }
-  if (sequence.generated() < request.min_tokens) {
+  if (drawn < request.min_tokens) {
     row.banned = request.stop_tokens;
     if (!request.ignore_eos) row.banned.insert(row.banned.end(), end_tokens.begin(), end_tokens.end());
     std::erase_if(row.banned, [&](auto token) { return token < 0 || token >= vocabulary; });

@@ -47,8 +47,13 @@ struct Sequence {
   std::int64_t generated() const { return static_cast<std::int64_t>(tokens.size()) - prompt; }
 };
 
-/// What the next draw of a sequence has to obey. Asks the request's filter.
-Row row_of(Sequence& sequence, const std::vector<std::int64_t>& end_tokens, std::int64_t vocabulary);
+/// What a draw of a sequence has to obey: the next, or the one after `ahead` more, which must not depend on them.
+/// Asks the request's filter.
+Row row_of(Sequence& sequence, const std::vector<std::int64_t>& end_tokens, std::int64_t vocabulary,
+           std::int64_t ahead = 0);
+
+/// Whether what a draw has to obey depends on the token before it.
+bool looks_back(const Request& request);
 
 /// Whether the token that came last ends the sequence, and how.
 Finish finish_of(const Sequence& sequence, const std::vector<std::int64_t>& end_tokens);

@@ -59,12 +59,13 @@ Stepper::Stepper(const models::Decoder& decoder, const Pool& pool, bool record) 
   if (record && Recorder::serves(decoder.device())) recorder_ = std::make_unique<Recorder>(decoder.device());
 }
 
-Stepped Stepper::step(const Batch& batch) {
+Stepped Stepper::step(const Batch& batch, const at::Tensor& ids) {
   const at::NoGradGuard no_gradient;
-  if (recorder_ && !batch.one_iterations) return {.logits = recorded(batch), .certainty = {}};
+  if (recorder_ && !batch.one_iterations) return {.logits = recorded(batch, ids), .certainty = {}};
   Stepped result;
   layers::Inference more;
   auto inputs = inputs_of(batch, batch.size(), widest(batch));
+  if (ids.defined()) inputs.ids = ids;
   if (batch.certainty) more.certainty = &result.certainty;
   if (batch.one_iterations) {
     if (!batch.iterations.empty()) more.iterations = batch.iterations.front();
@@ -92,18 +93,23 @@ at::Tensor Stepper::run(const Inputs& inputs, const layers::Inference& more) con
   return decoder_.logits(decoder_.step(inputs.ids, pool_.state(), inputs.slots, inputs.positions, inference));
 }
 
-at::Tensor Stepper::recorded(const Batch& batch) {
+at::Tensor Stepper::recorded(const Batch& batch, const at::Tensor& ids) {
   const auto rows = recorded_rows(batch.size());
   const auto width = pool_.pages_needed() ? power_of_two(widest(batch)) : 0;
   auto& recording = recordings_[{rows, width, !batch.iterations.empty()}];
   auto& held = recording.inputs;
+  const auto begin_with = [&](const at::Tensor& tokens) {
+    if (tokens.defined()) held.ids.narrow(0, 0, batch.size()).copy_(tokens);
+  };
   if (!held.ids.defined()) {
     held = inputs_of(batch, rows, width);
+    begin_with(ids);
     recording.logits = run(held, {});
     return recording.logits.narrow(0, 0, batch.size());
   }
   const auto fresh = packed(batch, pool_, rows, width);
   held.ids.as_strided({fresh.numel()}, {1}, 0).copy_(fresh.pin_memory(), /*non_blocking=*/true);
+  begin_with(ids);
   if (!recording.play) {
     recording.play = recorder_->record([&] { recording.logits = run(held, {}); });
   }

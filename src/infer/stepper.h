@@ -34,7 +34,8 @@ class Stepper {
   /// With `record`, to be made on the thread that steps (the recorder has a stream of its own).
   Stepper(const models::Decoder& decoder, const Pool& pool, bool record);
 
-  Stepped step(const Batch& batch);
+  /// With `ids`, int64 [B] on the model's device, in place of the batch's own.
+  Stepped step(const Batch& batch, const at::Tensor& ids = {});
 
  private:
   struct Inputs {
@@ -49,7 +50,7 @@ class Stepper {
 
   Inputs inputs_of(const Batch& batch, std::int64_t rows, std::int64_t width) const;
   at::Tensor run(const Inputs& inputs, const layers::Inference& more) const;
-  at::Tensor recorded(const Batch& batch);
+  at::Tensor recorded(const Batch& batch, const at::Tensor& ids);
 
   const models::Decoder& decoder_;
   const Pool& pool_;

@@ -191,8 +191,14 @@ std::vector<at::Tensor> open_gates(const at::Tensor& projected, const std::vecto
 }
 
 SwiGlu::SwiGlu(std::int64_t hidden, std::int64_t intermediate, double initializer_range, const Scope& scope)
-    : gate_(scope.add_matrix("gate_proj.weight", {intermediate, hidden}, init::normal(initializer_range))),
-      up_(scope.add_matrix("up_proj.weight", {intermediate, hidden}, init::normal(initializer_range))),
+    : SwiGlu(hidden, intermediate, initializer_range, scope, SharedRoom(scope, 2 * intermediate, hidden)) {}
+
+SwiGlu::SwiGlu(std::int64_t hidden, std::int64_t intermediate, double initializer_range, const Scope& scope,
+               SharedRoom room)
+    : gate_(scope.add_matrix("gate_proj.weight", {intermediate, hidden}, init::normal(initializer_range),
+                             room.take(intermediate))),
+      up_(scope.add_matrix("up_proj.weight", {intermediate, hidden}, init::normal(initializer_range),
+                           room.take(intermediate))),
       down_(scope.add_matrix("down_proj.weight", {hidden, intermediate}, init::normal(initializer_range))) {}
 
 bool SwiGlu::is_fused(const at::Tensor& x) const {

@@ -94,6 +94,7 @@ class SwiGlu {
   at::Tensor onto(const at::Tensor& x, const InputNorm& norm) const;
 
  private:
+  SwiGlu(std::int64_t hidden, std::int64_t intermediate, double initializer_range, const Scope& scope, SharedRoom room);
   bool is_fused(const at::Tensor& x) const;
 
   at::Tensor gate_, up_, down_;

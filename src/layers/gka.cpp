@@ -54,6 +54,7 @@ class Gka final : public Mixer {
   Gka(const MixerConfig& config, const Scope& scope)
       : config_(config.gka),
         sizes_(sizes_of(config.gka, config)),
+        room_(scope, rows_together(), config.hidden_size),
         query_(make_query("q", sizes_.q_heads, config_.use_q_conv, config, scope)),
         key_(make_query("k", sizes_.k_heads, config_.use_k_conv, config, scope)),
         value_("v",
@@ -61,15 +62,18 @@ class Gka final : public Mixer {
                 .head_dim = sizes_.value_dim,
                 .conv_size = config_.use_v_conv ? config_.conv_size : 0,
                 .without_conv = Activation::none},
-               config, scope),
+               config, scope, room_.take(sizes_.v_heads * sizes_.value_dim)),
         expand_k_("k", expansion(sizes_.k_heads, sizes_.key_dim), config, scope),
         expand_v_("v", expansion(sizes_.v_heads, sizes_.value_dim), config, scope),
-        output_(
-            {.heads = sizes_.heads, .head_dim = sizes_.value_dim, .gate = config_.use_gate, .eps = config_.norm_eps},
-            config, scope) {
-    const auto hidden = config.hidden_size, heads = sizes_.heads;
-    const auto gates = std::int64_t{config_.use_forgetting_gate} + config_.use_beta_gate + config_.use_alpha_connection;
-    if (gates > 0) gate_weights_ = scope.matrix_room({gates * heads, hidden});
+        output_({.heads = sizes_.heads,
+                 .head_dim = sizes_.value_dim,
+                 .gate = config_.use_gate,
+                 .eps = config_.norm_eps,
+                 .gate_room = room_.take(config_.use_gate ? sizes_.heads * sizes_.value_dim : 0)},
+                config, scope) {
+    const auto hidden = config.hidden_size, heads = sizes_.heads, gates = gate_count();
+    if (gates > 0) gate_weights_ = room_.take(gates * heads);
+    if (gates > 0 && !gate_weights_.defined()) gate_weights_ = scope.matrix_room({gates * heads, hidden});
     std::int64_t gate = 0;
     const auto next = [&] { return gate_weights_.narrow(0, heads * gate++, heads); };
     if (config_.use_forgetting_gate) {
@@ -139,8 +143,18 @@ class Gka final : public Mixer {
   }
 
  private:
+  std::int64_t gate_count() const {
+    return std::int64_t{config_.use_forgetting_gate} + config_.use_beta_gate + config_.use_alpha_connection;
+  }
+  /// Of all matrices that the input is multiplied with, in the order in which `mix` names them.
+  std::int64_t rows_together() const {
+    const auto& s = sizes_;
+    const auto gates = (config_.use_gate ? s.heads * s.value_dim : 0) + gate_count() * s.heads;
+    return (s.q_heads + s.k_heads) * s.key_dim + s.v_heads * s.value_dim + gates;
+  }
+
   HeadProjection make_query(std::string_view name, std::int64_t heads, bool conv, const MixerConfig& config,
-                            const Scope& scope) const {
+                            const Scope& scope) {
     const bool grows = name == "k" && config_.kv_proj_rank > 0 && heads < sizes_.heads;
     return {name,
             {.heads = heads,
@@ -149,7 +163,8 @@ class Gka final : public Mixer {
              .without_conv = Activation::none,
              .norm = grows ? L2Norm::none : L2Norm::divide},
             config,
-            scope};
+            scope,
+            room_.take(heads * sizes_.key_dim)};
   }
 
   HeadExpansion::Options expansion(std::int64_t from, std::int64_t head_dim) const {
@@ -352,6 +367,7 @@ class Gka final : public Mixer {
 
   GkaConfig config_;
   Sizes sizes_;
+  SharedRoom room_;
   HeadProjection query_, key_, value_;
   HeadExpansion expand_k_, expand_v_;
   HeadOutput output_;

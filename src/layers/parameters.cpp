@@ -77,6 +77,16 @@ at::Tensor Parameters::keep(Parameter parameter, const Init& init) {
   return all_.back().value;
 }
 
+SharedRoom::SharedRoom(const Scope& scope, std::int64_t rows, std::int64_t columns) {
+  const auto& options = scope.options();
+  if (options.device.is_cuda() && !options.requires_grad) all_ = scope.matrix_room({rows, columns});
+}
+
+at::Tensor SharedRoom::take(std::int64_t rows) {
+  if (!all_.defined()) return {};
+  return all_.narrow(0, std::exchange(taken_, taken_ + rows), rows);
+}
+
 const Parameter* Parameters::find(std::string_view name) const {
   const auto found = index_.find(std::string(name));
   return found == index_.end() ? nullptr : &all_[found->second];

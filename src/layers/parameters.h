@@ -105,10 +105,23 @@ class Scope {
 
   const std::string& prefix() const { return prefix_; }
   at::Device device() const { return parameters_->options().device; }
+  const ParameterOptions& options() const { return parameters_->options(); }
 
  private:
   Parameters* parameters_;
   std::string prefix_;
+};
+
+/// Memory for matrices of one input that a step on a GPU multiplies at once (ops::project_all): one below the other.
+/// There is none elsewhere, nor where they learn; what is taken then is undefined, and they lie each for itself.
+class SharedRoom {
+ public:
+  SharedRoom(const Scope& scope, std::int64_t rows, std::int64_t columns);
+  at::Tensor take(std::int64_t rows);
+
+ private:
+  at::Tensor all_;
+  std::int64_t taken_ = 0;
 };
 
 }  // namespace gka::layers

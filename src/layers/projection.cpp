@@ -175,10 +175,10 @@ void ShortConv::add_fields(std::vector<StateField>& fields, at::ScalarType dtype
 }
 
 HeadProjection::HeadProjection(std::string_view name, const HeadProjectionOptions& options, const MixerConfig& config,
-                               const Scope& scope)
+                               const Scope& scope, const at::Tensor& room)
     : options_(options) {
   const auto channels = options.heads * options.head_dim;
-  weight_ = projection_weight(join(name, "_proj"), channels, config.hidden_size, config, scope);
+  weight_ = projection_weight(join(name, "_proj"), channels, config.hidden_size, config, scope, room);
   if (options.conv_size > 0) {
     conv_ = ShortConv(join(name, "_conv1d"), channels, options.conv_size, options.conv_bias, config, scope);
   }
@@ -243,7 +243,7 @@ HeadOutput::HeadOutput(const Options& options, const MixerConfig& config, const 
     gate_up_ = projection_weight("g_proj.1", channels, options.gate_rank, config, scope);
     gate_bias_ = projection_bias("g_proj.1", channels, scope);
   } else if (options.gate) {
-    gate_ = projection_weight("g_proj", channels, config.hidden_size, config, scope);
+    gate_ = projection_weight("g_proj", channels, config.hidden_size, config, scope, options.gate_room);
   }
   norm_ = norm_weight(options.norm, options.head_dim, scope);
   out_ = projection_weight("o_proj", config.hidden_size, channels, config, scope);

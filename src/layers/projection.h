@@ -64,7 +64,7 @@ struct HeadProjectionOptions {
 class HeadProjection {
  public:
   HeadProjection(std::string_view name, const HeadProjectionOptions& options, const MixerConfig& config,
-                 const Scope& scope);
+                 const Scope& scope, const at::Tensor& room = {});
 
   /// [B,T,heads,head_dim], or [B,heads,head_dim] in a step.
   at::Tensor forward(const at::Tensor& x, Call& call) const;
@@ -133,6 +133,7 @@ class HeadOutput {
     std::string_view norm = "o_norm";  // its name
     Activation activation = Activation::silu;
     std::int64_t gate_rank = 0;  // > 0: the gate is g_proj.1(g_proj.0(x)), the second with bias
+    at::Tensor gate_room{};      // for g_proj
   };
   HeadOutput(const Options& options, const MixerConfig& config, const Scope& scope);
 

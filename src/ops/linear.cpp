@@ -138,9 +138,50 @@ at::Tensor small_product_onto(const at::Tensor& onto, const at::Tensor& x, const
   return run_small(x, {weight}, {.onto = onto})[0];
 }
 
+at::Tensor as_one(at::TensorList matrices) {
+  const auto& first = matrices.front();
+  std::int64_t rows = 0;
+  for (const auto& matrix : matrices) {
+    const bool below = matrix.is_contiguous() && matrix.scalar_type() == first.scalar_type() && matrix.dim() == 2 &&
+                       matrix.size(1) == first.size(1) && matrix.is_alias_of(first) &&
+                       matrix.storage_offset() == first.storage_offset() + rows * first.size(1);
+    if (!below) return {};
+    rows += matrix.size(0);
+  }
+  return first.as_strided({rows, first.size(1)}, {first.size(1), 1});
+}
+
+namespace {
+
+/// Few rows fill a GPU only with all matrices together; with many, each by itself does, and its results are contiguous.
+bool has_product_of_all(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  constexpr std::int64_t kFewRows = 512;
+  return x.is_cuda() && !at::GradMode::is_enabled() && weights.size() > 1 && x.size(-1) > 0 &&
+         x.numel() <= kFewRows * x.size(-1) && weights.front().scalar_type() == x.scalar_type();
+}
+
+std::vector<at::Tensor> product_of_all(const at::Tensor& x, const at::Tensor& all,
+                                       const std::vector<at::Tensor>& weights) {
+  auto shape = x.sizes().vec();
+  shape.back() = all.size(0);
+  const auto y = at::mm(x.reshape({-1, x.size(-1)}), all.t()).view(shape);
+  std::vector<at::Tensor> parts;
+  std::int64_t column = 0;
+  for (const auto& weight : weights) {
+    parts.push_back(y.narrow(-1, column, weight.size(0)));
+    column += weight.size(0);
+  }
+  return parts;
+}
+
+}  // namespace
+
 std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
   if (takes_stored(x, weights)) return stored_products(x, weights);
   if (has_small_products(x, weights)) return small_products(x, weights);
+  if (has_product_of_all(x, weights)) {
+    if (const auto all = as_one(weights); all.defined()) return product_of_all(x, all, weights);
+  }
   std::vector<at::Tensor> inputs{x.reshape({-1, x.size(-1)})};
   inputs.insert(inputs.end(), weights.begin(), weights.end());
   auto outputs = ProjectAll::apply(at::TensorList(inputs));

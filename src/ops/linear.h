@@ -38,4 +38,7 @@ at::Tensor small_product_onto(const at::Tensor& onto, const at::Tensor& x, const
 /// their own.
 std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights);
 
+/// The matrices as one, where they are rows of the same memory, one below the other; else undefined.
+at::Tensor as_one(at::TensorList matrices);
+
 }  // namespace gka::ops

@@ -269,10 +269,11 @@ class Stepping : public testing::Test {
  protected:
   Stepping() : decoder_(tiny_model(tiny_config("GKA-*"), at::kFloat)) {}
 
-  Scheduler make(std::int64_t step_tokens) {
+  Scheduler make(std::int64_t step_tokens, bool ahead = false) {
     return Scheduler(decoder_, {.pool = {.slots = 4, .pages = 4096, .context = 100'000},
                                 .step_tokens = step_tokens,
-                                .snapshot_bytes = 1 << 20});
+                                .snapshot_bytes = 1 << 20,
+                                .ahead = ahead});
   }
   /// Counts its tokens into `count`.
   std::unique_ptr<Sequence> sequence(RequestId id, const Tokens& prompt, std::int64_t& count,
@@ -334,6 +335,49 @@ TEST_F(Stepping, ACancelledSequenceGivesItsSlotAndPagesBackAtOnce) {
   EXPECT_EQ(scheduler.stats().slots_in_use, 0);
   EXPECT_EQ(scheduler.stats().cache_bytes_in_use, 0);
   EXPECT_TRUE(scheduler.idle());
+}
+
+/// Tokens of sequences that come, end by a token or by their length, are cancelled and make others wait for a slot.
+std::map<RequestId, Tokens> a_busy_hour(Scheduler& scheduler,
+                                        const std::function<std::unique_ptr<Sequence>(RequestId)>& make) {
+  std::map<RequestId, Tokens> answers;
+  const auto add = [&](RequestId id, const std::function<void(Request&)>& change) {
+    auto one = make(id);
+    one->request.max_tokens = 20 + 7 * static_cast<std::int64_t>(id);
+    one->request.sampling = {.temperature = 1, .seed = static_cast<std::uint64_t>(id)};
+    change(one->request);
+    one->sink.on_token = [&answers, id](const TokenEvent& event) { answers[id].push_back(event.token); };
+    scheduler.add(std::move(one));
+  };
+  add(1, [](Request& r) { r.stop_tokens = {5, 6, 7, 8, 9}; });
+  add(2, [](Request& r) { r.sampling.top_p = 0.8; });
+  for (int i = 0; i < 9; ++i) scheduler.step();
+  add(3, [](Request& r) { r.sampling.repetition_penalty = 1.3; });
+  add(4, [](Request& r) { r.min_tokens = 12, r.stop_tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}; });
+  add(5, [](Request& r) { r.sampling.temperature = 0; });
+  add(6, [](Request&) {});
+  for (int i = 0; i < 9; ++i) scheduler.step();
+  scheduler.cancel(6);
+  answers.erase(6);  // how far it came is not asked
+  add(7, [](Request& r) { r.iterations = 3; });
+  while (!scheduler.idle()) scheduler.step();
+  return answers;
+}
+
+TEST_F(Stepping, AStepBegunBeforeItsTokensAreSeenChangesNoAnswer) {
+  std::int64_t count = 0;
+  const auto one = [&](RequestId id) {
+    return sequence(id, random_tokens(5 + 30 * static_cast<std::int64_t>(id), static_cast<std::uint64_t>(id)), count);
+  };
+  auto waits = make(4096), goes_on = make(4096, /*ahead=*/true);
+  const auto expected = a_busy_hour(waits, one), answers = a_busy_hour(goes_on, one);
+  EXPECT_EQ(answers, expected);
+  EXPECT_EQ(expected.size(), 6U);
+  for (const RequestId id : {2, 3, 5, 7}) EXPECT_EQ(std::ssize(expected.at(id)), 20 + 7 * static_cast<int>(id));
+  EXPECT_LT(std::ssize(expected.at(1)), 27);  // a stop token came, which nobody knew before
+  EXPECT_EQ(goes_on.stats().slots_in_use, 0);
+  EXPECT_EQ(goes_on.stats().cache_bytes_in_use, waits.stats().cache_bytes_in_use);
+  EXPECT_LT(goes_on.stats().steps, waits.stats().steps + 10);
 }
 
 }  // namespace
