@@ -134,7 +134,7 @@ at::Tensor draw_plainly(const at::Tensor& logits, std::span<const Row> rows) {
     how.push_back(row.sampling->temperature);
     how.push_back(uniform(row.sampling->seed, row.drawn));
   }
-  return ops::sample(logits, row_of(how, at::kDouble, logits));
+  return ops::sample(logits, row_of(how, at::kDouble, logits).view({-1, 2}));
 }
 
 std::string number(double value) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gka/block.h"
+#include "ops/linear.h"
 
 namespace gka::ops {
 namespace {
@@ -104,6 +105,18 @@ TEST(Projections, ABackwardPassThatEndsAtTheGateIsNotMixedUpWithTheNext) {
   const auto found = gradients(got, c, slopes), expected = gradients(want, c, slopes);
   for (std::size_t i = 0; i < found.size(); ++i) EXPECT_LT(error(found[i], expected[i]), 1e-12) << i;
   EXPECT_TRUE(at::equal(to_gate, before)) << "the gradient that was handed out has changed";
+}
+
+TEST(AsOne, AreRowsOfTheSameMemoryOneBelowTheOtherAndNothingElse) {
+  const auto room = at::randn({12, kWidth});
+  const auto top = room.narrow(0, 0, 5), middle = room.narrow(0, 5, 4), last = room.narrow(0, 9, 3);
+  EXPECT_TRUE(at::equal(as_one({top, middle, last}), room));
+  EXPECT_TRUE(at::equal(as_one({middle, last}), room.narrow(0, 5, 7)));
+  EXPECT_EQ(as_one({top, middle, last}).const_data_ptr(), room.const_data_ptr());
+  EXPECT_FALSE(as_one({middle, top}).defined());
+  EXPECT_FALSE(as_one({top, last}).defined());
+  EXPECT_FALSE(as_one({top, middle.clone()}).defined());
+  EXPECT_FALSE(as_one({room.narrow(1, 0, 4), room.narrow(1, 4, 4)}).defined());
 }
 
 }  // namespace
