@@ -50,10 +50,12 @@ class Variant:
     shifts: dict[str, float] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
     layer: str = "gka"  # or a rival that is asked the same question
+    rate: float = 0.0  # its own, in place of --rate
 
 
 FAST_DECAY, SLOW_DECAY = {"dt_bias": 2.303}, {"dt_bias": -2.303}
-TOKENS = {"gka": "GKA", "gdn": "GDN", "kda": "KDA", "deltanet": "DN"}  # of the pattern
+SMALL = {"o_proj.weight": 0.1}
+TOKENS = {"gka": "GKA", "gdn": "GDN", "kda": "KDA", "deltanet": "DN", "attention": "*"}  # of the pattern
 
 
 def short(eps: float) -> str:
@@ -99,7 +101,8 @@ VARIANTS = {
     "eps-1e-1": Variant("ε of the output's norm 1e-1", {"norm_eps": 1e-1}),
     "eps-1e-3-fast": Variant("ε 1e-3 and decay that begins ten times as fast", {"norm_eps": 1e-3}, shifts=FAST_DECAY),
     "eps-1e-3-slow": Variant("ε 1e-3 and decay that begins a tenth as fast", {"norm_eps": 1e-3}, shifts=SLOW_DECAY),
-    "small-out": Variant("output projection that begins a tenth as large", scales={"o_proj.weight": 0.1}),
+    "small-out": Variant("output projection that begins a tenth as large", scales=SMALL),
+    "small-both": Variant("the same, and that of the MLP", scales=SMALL | {"down_proj.weight": 0.1}),
     "eps-1e-5-wide": Variant(
         "ε 1e-5 and values twice as wide, as GDN's", {"norm_eps": 1e-5, "expand_v": 2.0}, fits_as="gdn"
     ),
@@ -112,6 +115,27 @@ VARIANTS = {
     "gdn-wide-eps-1e-3": rival("gdn", "Gated DeltaNet, values twice as wide", 1e-3, expand_v=2.0),
     "kda-eps-1e-3": rival("kda", "KDA", 1e-3),
     "deltanet-eps-1e-3": rival("deltanet", "DeltaNet", 1e-3),
+    "gdn-small": Variant(
+        "Gated DeltaNet, values as wide as keys, small output at first", {"expand_v": 1.0}, layer="gdn", scales=SMALL
+    ),
+    "gdn-wide-small": Variant(
+        "Gated DeltaNet, values twice as wide, small output at first",
+        {"expand_v": 2.0},
+        fits_as="gdn",
+        layer="gdn",
+        scales=SMALL,
+    ),
+    "kda-small": Variant("KDA, small output at first", fits_as="kda", layer="kda", scales=SMALL),
+    "attention-small": Variant(
+        "attention, rate 0.002, small output at first", fits_as="attention", layer="attention", scales=SMALL, rate=2e-3
+    ),
+    "deltanet-small": Variant(  # it begins ten times as large as the others
+        "DeltaNet, rate 0.002, small output at first (a fiftieth)",
+        fits_as="deltanet",
+        layer="deltanet",
+        scales={"o_proj.weight": 0.02},
+        rate=2e-3,
+    ),
     "slow-start": Variant("warm-up three times as long", settings={"warmup": 0.15}),
     "low-alpha": Variant("α begins at 0.12, not at 0.5", shifts={"alpha_proj.bias": -2.0}),
     "fast-decay": Variant("decay begins ten times as fast", shifts=FAST_DECAY),
@@ -140,8 +164,8 @@ def as_released(results: Results) -> Results:
 
 def make(options: argparse.Namespace, variant: str, seed: int) -> Run:
     size = SIZES[options.size]
-    tokens, rate = options.tokens or size.tokens, options.rate or gka_rate(options.size)
     what = VARIANTS[variant]
+    tokens, rate = options.tokens or size.tokens, what.rate or options.rate or gka_rate(options.size)
     model = common(options.size, vocabulary_of(options)) | {
         "hybrid_override_pattern": f"{size.blocks}x{TOKENS[what.layer]}",
         f"{what.layer}_config": what.choices,

@@ -119,13 +119,15 @@ def kinds_of(held_out: dict) -> list[str]:
 
 
 def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
-    """Loss against the ε of the output's norm, in all and by kind of token; a dot a seed, a line of their means."""
+    """Loss against the ε of the output's norm, in all and by kind of token; a dot a seed, a line of their means;
+    dashed, with the published ε, what an output projection gives that begins small."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     titles = {"gka": "GKA", "gdn": "Gated DeltaNet of the same state"}
+    small = {"gka": "small-out", "gdn": "gdn-small"}
     kinds = kinds_of(next(run for run in runs["base"] if "measures" in run)["measures"]["held_out"])
     figure, axes = plt.subplots(1, 1 + len(kinds), figsize=(16, 3.8), layout="constrained")
     for axis, kind in zip(axes, (None, *kinds), strict=True):
@@ -139,9 +141,13 @@ def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
             axis.plot(where, [statistics.fmean(points[eps]) for eps in where], color=colour, label=title)
             for eps in where:
                 axis.plot([eps] * len(points[eps]), points[eps], "o", color=colour, markersize=4)
+            held = [run["measures"]["held_out"] for run in runs.get(small[layer], []) if "measures" in run]
+            if held:
+                beside = average(held, lambda h, kind=kind: (h["kind"][kind] if kind else h["all"])["loss"])
+                axis.axhline(beside, color=colour, linestyle="--", label=f"{title}, small output projection at first")
         axis.set(xscale="log", xlabel="ε of the output's norm", title=kind or "all tokens")
     axes[0].set(ylabel="held-out loss")
-    axes[0].legend(fontsize=8, loc="lower left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

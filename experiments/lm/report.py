@@ -175,30 +175,55 @@ def draw(layers: dict[str, list[dict]], title: str, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(16, 4.6), layout="constrained")
+    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(layer.split("-eps")[0] for layer in layers))}
+    styles = {"": ("-", "o"), "-eps": (":", "v"), "-eps-1e-4": ("--", "s"), "-eps-1e-3": ("-.", "D")}
     for i, (layer, runs) in enumerate(layers.items()):
         held = runs[0]["measures"]["held_out"]
-        name = LAYERS[layer].title
+        usual = layer.split("-eps")[0]
+        line, marker = styles[layer.removeprefix(usual)]  # the same colour with another ε
+        look = {"label": LAYERS[layer].title, "color": colours[usual]}
         curve = runs[0]["curve"]
-        axes[0].plot([point[0] for point in curve], [point[1] for point in curve], label=name, linewidth=1)
+        axes[0].plot([point[0] for point in curve], [point[1] for point in curve], linestyle=line, linewidth=1, **look)
         places = [int(key.split("-")[1]) + 1 for key in held["position"]]
-        axes[1].plot(places, list(held["position"].values()), marker="o", markersize=3, label=name)
+        axes[1].plot(places, list(held["position"].values()), marker=marker, markersize=3, linestyle=line, **look)
         kinds = [kind for kind in held["kind"] if kind != "seen" and held["kind"][kind]["loss"] is not None]
-        beside = [place + 0.08 * (i - (len(layers) - 1) / 2) for place in range(len(kinds))]  # dots do not hide dots
-        axes[2].plot(beside, [held["kind"][kind]["loss"] for kind in kinds], marker="o", linestyle="", label=name)
+        beside = [place + 0.8 * ((i + 0.5) / len(layers) - 0.5) for place in range(len(kinds))]  # dots hide no dots
+        seen = [held["kind"][kind]["loss"] for kind in kinds]
+        axes[2].plot(beside, seen, marker=marker, markersize=5, linestyle="", **look)
         axes[2].set_xticks(range(len(kinds)), [kind.removeprefix("seen ") for kind in kinds])
     axes[0].set(xlabel="step", ylabel="training loss")
     axes[1].set(xlabel="position in the context, up to", ylabel="held-out loss", xscale="log")
     axes[2].set(ylabel="held-out loss", xlabel="the pair stood earlier in the context")
-    axes[0].legend(fontsize=8)
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
+def slope(groups: dict[Group, dict[str, list[dict]]]) -> str:
+    """Loss by size, of layers that were trained on as much text at two sizes and more."""
+    found: dict[tuple[str, str, int], dict[str, dict[str, str]]] = {}
+    for (size, corpus, match, millions), layers in groups.items():
+        for layer, runs in finals(layers).items():
+            losses = [run["measures"]["held_out"]["all"]["loss"] for run in runs]
+            found.setdefault((corpus, match, millions), {}).setdefault(layer, {})[size] = seeds(losses)
+    parts = []
+    for (corpus, match, millions), layers in found.items():
+        both = {layer: by_size for layer, by_size in layers.items() if len(by_size) > 1}
+        sizes = [size for size in reversed(SIZES) if any(size in by_size for by_size in both.values())]
+        rows = [[LAYERS[layer].title, *(by_size.get(size, "–") for size in sizes)] for layer, by_size in both.items()]
+        if rows:
+            parts.append(
+                f"## By size: {corpus}, same {match}, {millions}M tokens\n\n{markdown(['layer', *sizes], rows)}"
+            )
+    return "\n".join(parts)
+
+
 def write_report(results: Results, folder: Path) -> None:
     parts = ["# Results\n\nWritten by `run.py report` from `results.jsonl`.\n"]
-    for group, every in measured(results).items():
+    groups = measured(results)
+    for group, every in groups.items():
         size, corpus, match, millions = group
         layers = finals(every)
         runs = [run for many in layers.values() for run in many]
@@ -214,5 +239,6 @@ def write_report(results: Results, folder: Path) -> None:
         title = f"{size}, {corpus}, same {match}, {millions}M tokens"
         write_atomically(folder / name, lambda path, those=layers, title=title: draw(those, title, path))
         parts.append(f"![]({name})\n")
+    parts.append(slope(groups))
     write_atomically(folder / "results.md", lambda path: path.write_text("\n".join(parts)))
     print(f"{folder / 'results.md'} has the tables.")

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sizes import FIRST_THREE, LAYERS, MATCHES, SIZES, USUAL, model
-from sweep import ROOT, Results, Run
+from sweep import ROOT, Results, Run, read_results
 from trials import add_options, collected, guessed_speed, known_results, list_runs, recipe, run_plan, vocabulary_of
 
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -30,6 +30,12 @@ from console import run_program
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
 FIFTH = 5
+ABLATIONS = HERE.parent / "ablations" / "results.jsonl"
+SAME = {  # variants of experiments/ablations that are layers of this one
+    "base": "gka", "norm-eps": "gka-eps", "eps-1e-4": "gka-eps-1e-4", "eps-1e-3": "gka-eps-1e-3",
+    "gdn-eps-1e-5": "gdn-narrow", "gdn-eps-1e-4": "gdn-narrow-eps-1e-4", "gdn-eps-1e-3": "gdn-narrow-eps-1e-3",
+    "gdn-wide-eps-1e-3": "gdn-eps-1e-3",
+}  # fmt: skip
 
 
 def make(options: argparse.Namespace, layer: str, rate: float, seed: int, tokens: int, stage: str) -> Run:
@@ -99,10 +105,17 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
                         help=f"layers that get further seeds ({' '.join(FIRST_THREE)})")  # fmt: skip
 
 
+def from_ablations() -> Results:
+    """What experiments/ablations has measured of the same models."""
+    those = {name: run for name, run in read_results(ABLATIONS).items() if run["variant"] in SAME and "measures" in run}
+    tags = {"stage": "final", "match": "parameters"}
+    return {name: run | tags | {"layer": SAME[run["variant"]]} for name, run in those.items()}
+
+
 def report(results: Results) -> None:
     from report import write_report  # here: it draws, and a machine that only trains may have no matplotlib
 
-    write_report(results, HERE)
+    write_report(results | from_ablations(), HERE)
 
 
 def main() -> int:

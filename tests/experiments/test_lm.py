@@ -70,6 +70,15 @@ def test_first_weights_are_changed_by_name_and_others_stay(tmp_path):
         sweep.change_weights(file, {"gate": 1.0}, {})
 
 
+def test_sizes_stand_beside_each_other_where_a_layer_was_trained_at_both():
+    def runs(*losses):
+        return [{"rate": 1, "measures": {"held_out": {"all": {"loss": loss}}}} for loss in losses]
+
+    small, large = (("12m", "text", "parameters", 47), ("50m", "text", "parameters", 47))
+    written = report.slope({small: {"gka": runs(3.5, 3.7), "kda": runs(4.0)}, large: {"gka": runs(3.25)}})
+    assert "| 3.600 (3.500 to 3.700) | 3.250 |" in written and "KDA" not in written
+
+
 @pytest.mark.parametrize("size", ["12m", "50m"])
 def test_matched_layers_have_as_many_parameters_as_gka(size):
     gka = pytest.importorskip("gka")
