@@ -14,9 +14,7 @@ Row row_of(Sequence& sequence, const std::vector<std::int64_t>& end_tokens, std:
            std::int64_t ahead) {
   const auto& request = sequence.request;
   const auto drawn = sequence.generated() + ahead;
-  Row row{.sampling = &request.sampling,
-          .drawn = static_cast<std::uint64_t>(drawn),
-          .top = request.top_logprobs};
+  Row row{.sampling = &request.sampling, .drawn = static_cast<std::uint64_t>(drawn), .top = request.top_logprobs};
   if (request.sampling.repetition_penalty != 1) {
     if (sequence.seen.empty()) sequence.seen.insert(sequence.tokens.begin(), sequence.tokens.end());
     row.seen.assign(sequence.seen.begin(), sequence.seen.end());
