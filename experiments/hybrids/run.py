@@ -78,9 +78,11 @@ def config(options: argparse.Namespace, name: str, length: int) -> dict[str, obj
 def short(options: argparse.Namespace, name: str) -> Run:
     tokens, rate = options.tokens or SIZES[options.size].tokens, options.rate or MODELS[name].rate
     model = config(options, name, SIZES[options.size].length)
-    eps = f"-eps{options.eps:g}" if options.eps else ""
+    begun = f"-eps{options.eps:g}" if options.eps else ""
+    begun += f"-out{options.first_output:g}" if options.first_output != 1 else ""
+    last = "out_proj.weight" if name == "mamba2" else "o_proj.weight"
     return Run(
-        name=f"{options.size}-{name}{eps}-{tokens / 1e6:g}M-lr{rate:g}-short",
+        name=f"{options.size}-{name}{begun}-{tokens / 1e6:g}M-lr{rate:g}-short",
         tags={
             "size": options.size,
             "model": name,
@@ -88,11 +90,13 @@ def short(options: argparse.Namespace, name: str) -> Run:
             "rate": rate,
             "stage": "short",
             "eps": options.eps,
+            "first_output": options.first_output,
         },
         settings={"model": model} | trials.recipe(options, tokens, rate, seed=0),
         alike=f"{options.size}-{name}-short",
         speed=0.8 * trials.guessed_speed(options.size, MODELS[name].like),
         measured=True,
+        scales={last: options.first_output} if options.first_output != 1 else {},
     )
 
 
@@ -212,6 +216,8 @@ def arguments() -> argparse.Namespace:
                          help=f"any of {', '.join(MODELS)} (all)")  # fmt: skip
         one.add_argument("--rate", type=float, help="of the first stage (what experiments/lm chose)")
         one.add_argument("--eps", type=float, help="of the norm on what GKA and GDN give out (as published)")
+        one.add_argument("--first-output", type=float, default=1, metavar="SCALE",
+                         help="of the layers' output projections at first (1; see experiments/lm)")  # fmt: skip
         one.add_argument("--long-tokens", type=int, default=LONG_TOKENS, help="of the second stage (30M; 0: none)")
         one.add_argument("--samples", type=int, default=10, help="of RULER's tasks at each length (10)")
     merging = commands.add_parser("merge")

@@ -21,7 +21,9 @@ def of_stage(results: Results, size: str, stage: str, titles: dict[str, str]) ->
     found: dict[str, dict] = {}
     for name, title in titles.items():
         for run in (run for run in those if run["model"] == name):
-            found[title + (f", ε {run['eps']:g}" if run.get("eps") else "")] = run
+            begun = f", ε {run['eps']:g}" if run.get("eps") else ""
+            begun += f", begun at {run['first_output']:g}" if run.get("first_output", 1) != 1 else ""
+            found[title + begun] = run
     return found
 
 

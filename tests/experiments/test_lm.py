@@ -79,6 +79,15 @@ def test_sizes_stand_beside_each_other_where_a_layer_was_trained_at_both():
     assert "| 3.600 (3.500 to 3.700) | 3.250 |" in written and "KDA" not in written
 
 
+def test_a_larger_eps_makes_a_layer_write_less_at_first():
+    pytest.importorskip("gka")
+    import first
+
+    published, larger = (first.look("toy", layer, 64, seed=0) for layer in ("gka", "gka-eps-1e-3"))
+    assert larger["layer"] < published["layer"] and larger["kept"] > published["kept"]
+    assert larger["embedding"] == published["embedding"] == pytest.approx(SIZES["toy"].deviation, rel=0.1)
+
+
 @pytest.mark.parametrize("size", ["12m", "50m"])
 def test_matched_layers_have_as_many_parameters_as_gka(size):
     gka = pytest.importorskip("gka")
@@ -226,6 +235,7 @@ def test_a_hybrid_goes_on_at_a_greater_length_and_is_asked_rulers_questions(data
         (unpacked / "ruler" / f"{task}-64.jsonl").write_bytes(ruler.as_task(task, 64, [line] * 2, 4))
     plan = ["--size", "toy", "--data", unpacked, "--out", tmp_path / "out", "--items", "0", "--windows", "2"]
     plan += ["--tokens", "2048", "--long-tokens", "512", "--samples", "1", "--rate", "0.01", "--eps", "0.001"]
+    plan += ["--first-output", "0.5"]
     call(FOLDER.parent / "hybrids" / "run.py", "run", *plan, "--only", "hybrid")
     short, long = sweep.read_results(tmp_path / "out" / "results.jsonl").values()
     assert (short["stage"], long["stage"]) == ("short", "long") and short["parameters"] == long["parameters"]
@@ -236,7 +246,8 @@ def test_a_hybrid_goes_on_at_a_greater_length_and_is_asked_rulers_questions(data
 
     tables.write_report({"short": short, "long": long}, {"hybrid": "with attention"}, tmp_path)
     written = (tmp_path / "results.md").read_text()
-    assert written.count("with attention, ε 0.001 |") == 2 and "with attention, ε 0.001, without S-NIAH-1 |" in written
+    title = "with attention, ε 0.001, begun at 0.5"
+    assert written.count(f"{title} |") == 2 and f"{title}, without S-NIAH-1 |" in written
 
 
 def test_answers_count_as_ruler_counts_them():
