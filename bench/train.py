@@ -79,7 +79,8 @@ def section(told: dict) -> str:
         [
             f"## Training{' on text' if on_text else ''}, {told['device'].split(':')[0].upper()}",
             "",
-            f"`python bench/train.py{' --text FOLDER' if on_text else ''}` on {told['date']}: {told['machine']}; {told['dtype']}, float32 weights, "
+            f"`python bench/train.py{' --text FOLDER' if on_text else ''}` on {told['date']}: {told['machine']}; "
+            f"{told['dtype']}, float32 weights, "
             f"{told['batch_tokens']:,} tokens per step at every length; a matrix product runs at "
             f"{told['matrix_product_flops'] / 1e12:.3g} TFLOP/s.",
             "",
