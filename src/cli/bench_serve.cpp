@@ -56,7 +56,7 @@ constexpr const char* kExplained =
 struct Arguments {
   std::string model;
   std::string batches = "1,8,32,128", contexts = "64", prefill = "2k", http = "";
-  std::int64_t tokens = 0;
+  std::int64_t tokens = 0, step_tokens = 0;
   std::string weights, kv_cache_dtype;
   Place place;
   bool deterministic = false, json = false;
@@ -235,6 +235,7 @@ class Bench {
     infer::EngineOptions options{.slots = batch, .context = context, .snapshot_bytes = -1};
     options.kv_cache_dtype = arguments_.kv_cache_dtype;
     options.deterministic = arguments_.deterministic;
+    options.step_tokens = arguments_.step_tokens;
     return options;
   }
 
@@ -390,6 +391,10 @@ Action declare_bench_serve(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   add_weights_option(app, arguments->weights);
   add_cache_option(app, arguments->kv_cache_dtype);
+  app.add_option("--step-tokens", arguments->step_tokens,
+                 "Tokens of prompts that one step reads at the most (16,384; on a CPU 256)")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--deterministic", arguments->deterministic,
                "As `gka serve --deterministic`: sequences step one by one, prompts are read in pieces of 64 tokens");
   add_place(app, arguments->place);

@@ -33,7 +33,9 @@ at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   const auto dtype = x.scalar_type();
   // The weight's gradient then comes as wide as the weight is.
   if (!bias.defined() && is_learning(weight) && ops::has_fused(x)) return project_all(x, {weight})[0];
-  if (!bias.defined() && ops::has_small_products(x, {weight})) return project_all(x, {weight})[0];
+  if (!bias.defined() && (ops::has_small_products(x, {weight}) || ops::has_many_products(x, {weight}))) {
+    return project_all(x, {weight})[0];
+  }
   if (ops::takes_stored(x, {weight})) {
     const auto y = ops::stored_products(x, {weight})[0];
     return bias.defined() ? y + bias.to(dtype) : y;

@@ -275,9 +275,10 @@ at::Tensor HeadOutput::finish(const at::Tensor& o, const at::Tensor& gate,
                               const c10::intrusive_ptr<ops::GradientRoom>& room, const at::Tensor& stream) const {
   const auto by_head = gate.defined() ? gate.unflatten(-1, {options_.heads, options_.head_dim}) : gate;
   const GatedRmsNormOptions options{.activation = options_.activation, .eps = options_.eps};
-  const auto normed = room && gate.defined() && is_learning(norm_)
-                          ? ops::gated_rms_norm_into(o, by_head, norm_, options, room)
-                          : gated_rms_norm(o, by_head, norm_, options);
+  if (room && gate.defined() && is_learning(norm_)) {
+    return ops::gated_output(o, by_head, norm_, out_, options, room);
+  }
+  const auto normed = gated_rms_norm(o, by_head, norm_, options);
   const auto y = project_normed(normed, stream);
   if (!at::GradMode::is_enabled()) return y;
   const auto make = [o = o.detach(), gate = gate.defined() ? by_head.detach() : gate, weight = norm_, options] {

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include "gka/block_kernels.h"
+#include "kernels/cuda/fused.h"
 #include "kernels/cuda/step_block.h"
 #include "ops/arguments.h"
 #include "ops/backends.h"
@@ -143,16 +144,19 @@ void differentiate_conv(ConvCall& a, const ConvSizes& sizes, const std::vector<a
       [&](const auto& device) { kernels::cuda::short_conv_backward(conv, gradients, device); });
 }
 
-/// Into `results`: x's, the gate's and the weight's; empty ones were not asked for.
-void differentiate_norm(NormCall& a, const std::vector<at::Tensor>& results) {
+/// Into `results`: x's, the gate's and the weight's; empty ones were not asked for. With `y`: that once more.
+void differentiate_norm(NormCall& a, const std::vector<at::Tensor>& results, const at::Tensor& y = {}) {
   prepare(a);
   const auto norm = norm_of(a);
   const kernels::GatedRmsNormGradients gradients{
       .d_y = view(a.d_y), .d_x = view(results[0]), .d_gate = view(results[1]), .d_weight = view(results[2])};
   run(
       kNormBackward, a.x.device(),
-      [&](const auto& executor) { kernels::cpu::gated_rms_norm_backward(norm, gradients, executor); },
-      [&](const auto& device) { kernels::cuda::gated_rms_norm_backward(norm, gradients, device); });
+      [&](const auto& executor) {
+        if (y.defined()) kernels::cpu::gated_rms_norm(norm, view(y), executor);
+        kernels::cpu::gated_rms_norm_backward(norm, gradients, executor);
+      },
+      [&](const auto& device) { kernels::cuda::gated_rms_norm_backward(norm, gradients, view(y), device); });
 }
 
 }  // namespace
@@ -165,11 +169,12 @@ at::Tensor short_conv_backward_to(ConvCall call, const at::Tensor& d_x) {
   return d_weight;
 }
 
-std::array<at::Tensor, 2> gated_rms_norm_backward_to(NormCall call, const at::Tensor& d_gate) {
+GatedNormGradients gated_rms_norm_backward_to(NormCall call, const at::Tensor& d_gate) {
   call.needs = {true, true, true};
   check_gated_rms_norm_backward(kNormBackward, call);
-  const std::array results{room_like(call.x), room_like(call.weight)};
-  differentiate_norm(call, {results[0], d_gate, results[1]});
+  const GatedNormGradients results{
+      .d_x = room_like(call.x), .d_weight = room_like(call.weight), .y = room_like(call.x)};
+  differentiate_norm(call, {results.d_x, d_gate, results.d_weight}, results.y);
   return results;
 }
 

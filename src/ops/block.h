@@ -17,8 +17,12 @@ namespace gka::ops {
 at::Tensor short_conv_backward_to(ConvCall call, const at::Tensor& d_x);
 
 /// The gradients of a gated_rms_norm, from its arguments and d_y: that of the gate goes to `d_gate`, a view of its
-/// shape, and those of x and of the weight are returned. For a gate that is part of a wider tensor.
-std::array<at::Tensor, 2> gated_rms_norm_backward_to(NormCall call, const at::Tensor& d_gate);
+/// shape. For a gate that is part of a wider tensor.
+struct GatedNormGradients {
+  at::Tensor d_x, d_weight;
+  at::Tensor y;  // once more: that costs less than to keep it
+};
+GatedNormGradients gated_rms_norm_backward_to(NormCall call, const at::Tensor& d_gate);
 
 /// Up to three short_conv_step of one type in one launch, of tensors on a GPU and below autograd.
 std::vector<at::Tensor> short_conv_steps(std::vector<ConvCall> calls);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/many_products.h"
 #include "kernels/cuda/small_products.h"
 #include "ops/checks.h"
 #include "ops/fused.h"
@@ -24,9 +25,9 @@ struct ProjectAll : torch::autograd::Function<ProjectAll> {
   static variable_list forward(AutogradContext* context, at::TensorList inputs) {
     const auto& x = inputs[0];
     variable_list kept{x}, outputs;
-    for (const auto& weight : inputs.slice(1)) {
-      kept.push_back(dense(weight, x.size(1), x.scalar_type()));
-      outputs.push_back(at::mm(x, kept.back().t()));
+    for (const auto& weight : dense_all(inputs.slice(1), x.size(1), x.scalar_type())) {
+      kept.push_back(weight);
+      outputs.push_back(at::mm(x, weight.t()));
     }
     context->saved_data["type"] = inputs[1].scalar_type();
     context->save_for_backward(std::move(kept));
@@ -103,7 +104,6 @@ struct SmallCall {
 std::vector<at::Tensor> run_small(const at::Tensor& x, at::TensorList weights, const SmallCall& how) {
   kernels::cuda::SmallProducts call{.rows = x.numel() / x.size(-1),
                                     .depth = x.size(-1),
-                                    .int8 = is_int8(weights.front()),
                                     .x = x.const_data_ptr(),
                                     .eps = static_cast<float>(how.norm.eps),
                                     .count = static_cast<int>(weights.size()),
@@ -151,20 +151,32 @@ at::Tensor as_one(at::TensorList matrices) {
   return first.as_strided({rows, first.size(1)}, {first.size(1), 1});
 }
 
+bool has_many_products(const at::Tensor& x, at::TensorList weights) {
+  using kernels::cuda::ManyProducts;
+  if (at::GradMode::is_enabled() || !x.is_cuda() || x.scalar_type() != at::kBFloat16 || !has_fused(x)) return false;
+  if (!kernels::cuda::has_many_products(x.numel() / std::max<std::int64_t>(x.size(-1), 1), x.size(-1))) return false;
+  if (weights.empty() || weights.size() > ManyProducts::kMostMatrices) return false;
+  return std::ranges::all_of(weights, [](const at::Tensor& weight) {
+    return is_int8(weight) && weight.is_contiguous() && is_aligned(weight);
+  });
+}
+
 namespace {
 
 /// Few rows fill a GPU only with all matrices together; with many, each by itself does, and its results are contiguous.
 bool has_product_of_all(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
   constexpr std::int64_t kFewRows = 512;
   return x.is_cuda() && !at::GradMode::is_enabled() && weights.size() > 1 && x.size(-1) > 0 &&
-         x.numel() <= kFewRows * x.size(-1) && weights.front().scalar_type() == x.scalar_type();
+         x.numel() <= kFewRows * x.size(-1) &&
+         (weights.front().scalar_type() == x.scalar_type() || is_int8(weights.front()));
 }
 
 std::vector<at::Tensor> product_of_all(const at::Tensor& x, const at::Tensor& all,
                                        const std::vector<at::Tensor>& weights) {
   auto shape = x.sizes().vec();
   shape.back() = all.size(0);
-  const auto y = at::mm(x.reshape({-1, x.size(-1)}), all.t()).view(shape);
+  const auto numbers = dense(all, x.size(-1), x.scalar_type());
+  const auto y = at::mm(x.reshape({-1, x.size(-1)}), numbers.t()).view(shape);
   std::vector<at::Tensor> parts;
   std::int64_t column = 0;
   for (const auto& weight : weights) {
@@ -174,11 +186,29 @@ std::vector<at::Tensor> product_of_all(const at::Tensor& x, const at::Tensor& al
   return parts;
 }
 
+std::vector<at::Tensor> many_products(const at::Tensor& x, at::TensorList weights) {
+  kernels::cuda::ManyProducts call{.rows = x.numel() / x.size(-1),
+                                   .depth = x.size(-1),
+                                   .x = x.const_data_ptr(),
+                                   .count = static_cast<int>(weights.size())};
+  std::vector<at::Tensor> results;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    auto shape = x.sizes().vec();
+    shape.back() = weights[i].size(0);
+    results.push_back(at::empty(shape, x.options()));
+    call.of[i] = {
+        .weight = weights[i].const_data_ptr(), .y = results[i].mutable_data_ptr(), .outputs = weights[i].size(0)};
+  }
+  on_gpu(x, [&](const auto& device) { kernels::cuda::many_products(call, device); });
+  return results;
+}
+
 }  // namespace
 
 std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
   if (takes_stored(x, weights)) return stored_products(x, weights);
   if (has_small_products(x, weights)) return small_products(x, weights);
+  if (has_many_products(x, weights)) return many_products(x, weights);
   if (has_product_of_all(x, weights)) {
     if (const auto all = as_one(weights); all.defined()) return product_of_all(x, all, weights);
   }

@@ -34,6 +34,9 @@ at::Tensor small_gated_product(const at::Tensor& x, const at::Tensor& gate, cons
                                const InputNorm& norm = {});
 at::Tensor small_product_onto(const at::Tensor& onto, const at::Tensor& x, const at::Tensor& weight);
 
+/// Whether x has some tens to hundreds of rows and the weights are bytes, all suiting the GPU's kernel for that.
+bool has_many_products(const at::Tensor& x, at::TensorList weights);
+
 /// x Wᵀ for each of the weights. What they give back to x is added up inside the products, not by passes over memory of
 /// their own.
 std::vector<at::Tensor> project_all(const at::Tensor& x, const std::vector<at::Tensor>& weights);

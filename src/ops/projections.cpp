@@ -104,31 +104,42 @@ struct ProjectConvolved : torch::autograd::Function<ProjectConvolved> {
   }
 };
 
-/// The gated norm whose gate is a part of a product: it writes the gate's gradient where the product's will be.
-struct GatedNormInto : torch::autograd::Function<GatedNormInto> {
+/// The gated norm whose gate is a part of a product, and the projection behind it: it writes the gate's gradient where
+/// the product's will be, and keeps o and the gate alone.
+struct GatedOutput : torch::autograd::Function<GatedOutput> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& o, const at::Tensor& gate,
-                            const at::Tensor& weight, const GatedRmsNormOptions& options,
+                            const at::Tensor& norm, const at::Tensor& weight, const GatedRmsNormOptions& options,
                             const c10::intrusive_ptr<GradientRoom>& room) {
-    context->save_for_backward({o, gate, weight});
+    const auto outward = weight.to(o.scalar_type());
+    context->save_for_backward({o, gate, norm, outward});
     context->saved_data["activation"] = static_cast<std::int64_t>(options.activation);
     context->saved_data["eps"] = options.eps;
+    context->saved_data["type"] = weight.scalar_type();
     context->saved_data["room"] = c10::IValue::make_capsule(room);
-    return gated_rms_norm(o, gate, weight, options);
+    const auto normed = gated_rms_norm(o, gate, norm, options);
+    return at::mm(rows_of(normed), outward.t()).view({o.size(0), o.size(1), -1});
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& slopes) {
     const auto kept = context->get_saved_variables();
+    const auto &o = kept[0], &gate = kept[1], &outward = kept[3];
+    const auto slope = slopes[0].contiguous().flatten(0, -2);
     NormCall norm;
-    norm.x = kept[0];
-    norm.gate = kept[1];
+    norm.x = o;
+    norm.gate = gate;
     norm.weight = kept[2];
     norm.activation = static_cast<Activation>(context->saved_data["activation"].toInt());
     norm.eps = context->saved_data["eps"].toDouble();
-    norm.d_y = slopes[0];
-    const auto d_gate = room_of(context).open(kept[1]);
-    const auto [d_o, d_weight] = gated_rms_norm_backward_to(std::move(norm), d_gate);
-    return {d_o, d_gate, d_weight, {}, {}};
+    norm.d_y = at::mm(slope, outward).view(o.sizes());
+    const auto d_gate = room_of(context).open(gate);
+    const auto found = gated_rms_norm_backward_to(std::move(norm), d_gate);
+    const auto d_weight = product_as(context->saved_data["type"].toScalarType(), slope.t(), rows_of(found.y));
+    return {found.d_x, d_gate, found.d_weight, d_weight, {}, {}};
   }
+
+ private:
+  /// [B,T,heads,channels] as rows of all heads.
+  static at::Tensor rows_of(const at::Tensor& by_head) { return by_head.flatten(-2).flatten(0, -2); }
 };
 
 }  // namespace
@@ -173,9 +184,9 @@ ConvolvedProjections project_convolved(const at::Tensor& x, const std::vector<Co
   return result;
 }
 
-at::Tensor gated_rms_norm_into(const at::Tensor& o, const at::Tensor& gate, const at::Tensor& weight,
-                               const GatedRmsNormOptions& options, const c10::intrusive_ptr<GradientRoom>& room) {
-  return GatedNormInto::apply(o, gate, weight, options, room);
+at::Tensor gated_output(const at::Tensor& o, const at::Tensor& gate, const at::Tensor& norm, const at::Tensor& weight,
+                        const GatedRmsNormOptions& options, const c10::intrusive_ptr<GradientRoom>& room) {
+  return GatedOutput::apply(o, gate, norm, weight, options, room);
 }
 
 }  // namespace gka::ops

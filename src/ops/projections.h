@@ -54,8 +54,8 @@ struct ConvolvedProjections {
 ConvolvedProjections project_convolved(const at::Tensor& x, const std::vector<ConvolvedHeads>& heads,
                                        const std::vector<at::Tensor>& others);
 
-/// gated_rms_norm whose gate is columns of the product with that room. With gradients.
-at::Tensor gated_rms_norm_into(const at::Tensor& o, const at::Tensor& gate, const at::Tensor& weight,
-                               const GatedRmsNormOptions& options, const c10::intrusive_ptr<GradientRoom>& room);
+/// gated_rms_norm(o, gate, norm) weightᵀ, [B,T,C], whose gate is columns of the product with that room. With gradients.
+at::Tensor gated_output(const at::Tensor& o, const at::Tensor& gate, const at::Tensor& norm, const at::Tensor& weight,
+                        const GatedRmsNormOptions& options, const c10::intrusive_ptr<GradientRoom>& room);
 
 }  // namespace gka::ops

@@ -9,8 +9,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/cuda/int8_rows.h"
 #include "kernels/products.h"
 #include "ops/backends.h"
+#include "ops/fused.h"
+#include "ops/on_gpu.h"
 
 namespace gka::ops {
 namespace {
@@ -54,12 +57,42 @@ void store(const at::Tensor& matrix, at::Tensor stored) {
   if (!here.is_same(stored)) stored.copy_(here);
 }
 
-at::Tensor dense(const at::Tensor& weight, std::int64_t in, at::ScalarType type) {
+namespace {
+
+/// By torch's operators, several passes over memory.
+at::Tensor dense_in_passes(const at::Tensor& weight, std::int64_t in, at::ScalarType type) {
   if (!is_int8(weight)) return weight.to(type);
   const auto rows = weight.size(0), groups = kernels::int8_groups(in), numbers = groups * kernels::kInt8Group;
   const auto scales = weight.narrow(1, numbers, 4 * groups).contiguous().view(at::kFloat).unsqueeze(-1);
   const auto whole = weight.narrow(1, 0, numbers).unflatten(1, {groups, kernels::kInt8Group}).to(at::kFloat);
   return whole.mul(scales).to(type).view({rows, numbers}).narrow(1, 0, in);
+}
+
+}  // namespace
+
+at::Tensor dense(const at::Tensor& weight, std::int64_t in, at::ScalarType type) {
+  return dense_all({weight}, in, type)[0];
+}
+
+std::vector<at::Tensor> dense_all(at::TensorList weights, std::int64_t in, at::ScalarType type) {
+  using kernels::cuda::Int8Rows;
+  std::vector<at::Tensor> results;
+  const auto bytes = [&](const at::Tensor& weight) {
+    return is_int8(weight) && weight.is_cuda() && weight.is_contiguous() && is_aligned(weight);
+  };
+  if (!kHasCuda || type != at::kBFloat16 || !kernels::cuda::has_int8_rows(in) || weights.size() == 0 ||
+      weights.size() > Int8Rows::kMostMatrices || !std::ranges::all_of(weights, bytes)) {
+    for (const auto& weight : weights) results.push_back(dense_in_passes(weight, in, type));
+    return results;
+  }
+  Int8Rows call{.in = in, .count = static_cast<int>(weights.size())};
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    results.push_back(at::empty({weights[i].size(0), in}, weights[i].options().dtype(type)));
+    call.of[i] = {
+        .stored = weights[i].const_data_ptr(), .numbers = results[i].mutable_data_ptr(), .rows = weights[i].size(0)};
+  }
+  on_gpu(weights.front(), [&](const auto& device) { kernels::cuda::expand(call, device); });
+  return results;
 }
 
 bool scales_are_finite(const at::Tensor& stored) {

@@ -18,8 +18,9 @@ inline bool is_int8(const at::Tensor& weight) { return weight.scalar_type() == a
 std::vector<std::int64_t> int8_shape(std::int64_t out, std::int64_t in);
 /// Fills `stored`, of whatever type, with a matrix.
 void store(const at::Tensor& matrix, at::Tensor stored);
-/// The matrix [out, in] in `type`; the same tensor where it is of that type already.
+/// The matrix [out, in] in `type`; the same tensor where it is of that type already. And several at once.
 at::Tensor dense(const at::Tensor& weight, std::int64_t in, at::ScalarType type);
+std::vector<at::Tensor> dense_all(at::TensorList weights, std::int64_t in, at::ScalarType type);
 
 /// Whether an int8 matrix is one: none of its scales NaN or infinite.
 bool scales_are_finite(const at::Tensor& stored);

@@ -88,7 +88,8 @@ inline constexpr std::array kBackends{
             .short_conv_backward = CudaOnHost::short_conv_backward,
             .short_conv_step = CudaOnHost::short_conv_step,
             .gated_rms_norm = CudaOnHost::gated_rms_norm,
-            .gated_rms_norm_backward = CudaOnHost::gated_rms_norm_backward},
+            .gated_rms_norm_backward = [](const auto& norm,
+                                          const auto& out) { CudaOnHost::gated_rms_norm_backward(norm, out); }},
     on_gpu("cuda", "plain"),
     on_gpu("hopper", "hopper"),
 };

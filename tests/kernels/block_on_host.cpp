@@ -26,5 +26,10 @@ void CudaOnHost::gated_rms_norm(const GatedRmsNorm& norm, const View& y) {
 void CudaOnHost::gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients) {
   with_scratch<Device>([&](const Device& device) { cuda_on_host::gated_rms_norm_backward(norm, gradients, device); });
 }
+void CudaOnHost::gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients,
+                                         const View& y) {
+  with_scratch<Device>(
+      [&](const Device& device) { cuda_on_host::gated_rms_norm_backward(norm, gradients, y, device); });
+}
 
 }  // namespace gka::kernels::test

@@ -460,5 +460,19 @@ TEST(RmsNormOnCpu, GivesTheSameBitsOnAnyNumberOfThreads) {
   }
 }
 
+TEST(RmsNormOnGpu, WhatIsWrittenOnceMoreAlongWithTheGradientsHasTheSameBits) {
+  for (const std::int64_t dim : {8, 128}) {  // by vectors and by lanes
+    const NormCase c({.dtype = DType::bfloat16, .tokens = 70, .dim = dim});
+    const NormResults plain(c), again(c);
+    CudaOnHost::gated_rms_norm(c.norm(), plain.y.view());
+    CudaOnHost::gated_rms_norm_backward(c.norm(), plain.gradients(c));
+    CudaOnHost::gated_rms_norm_backward(c.norm(), again.gradients(c), again.y.view());
+    for (std::size_t i = 0; i < plain.named().size(); ++i) {
+      EXPECT_EQ(again.named()[i].array->values(), plain.named()[i].array->values())
+          << plain.named()[i].name << " of rows of " << dim;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace gka::kernels::test

@@ -45,6 +45,8 @@ struct CudaOnHost {
   static void short_conv_step(const ShortConvStep& step);
   static void gated_rms_norm(const GatedRmsNorm& norm, const View& y);
   static void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients);
+  /// Writes y once more.
+  static void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const View& y);
 };
 
 /// A token of a GKA block between its projections. Gates: β, the log of γ and α, `bias` [heads] for each.

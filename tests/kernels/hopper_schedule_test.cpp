@@ -10,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include "kernels/cuda/hopper/blocks.h"
 #include "kernels/cuda/hopper/gates.h"
 #include "kernels/cuda/hopper/sizes.h"
 
@@ -159,6 +160,26 @@ TEST(HopperGates, BothPassesAskTheSameTokensWhetherToRefine) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ridges, HopperSchedule, testing::Values(0.005, 0.02, 0.1, 1.0));
+
+TEST(HopperBlocks, EveryBlockHasChunksOfEveryHeadWhereThatCostsNobodyATaskMore) {
+  using cuda::hopper::blocks_for_heads;
+  for (const std::int64_t heads : {1, 2, 6, 8, 12, 32}) {
+    for (const std::int64_t chunks : {1, 33, 100, 256, 1024, 4000}) {
+      for (const std::int64_t there : {1, 132, 264, 396, 528}) {
+        const std::int64_t tasks = chunks * heads, blocks = std::min(there, tasks);
+        const std::int64_t used = blocks_for_heads(blocks, tasks, heads);
+        const auto rounds = [&](std::int64_t n) { return (tasks + n - 1) / n; };
+        EXPECT_LE(used, blocks);
+        EXPECT_LE(16 * rounds(used), 17 * rounds(blocks));
+        if (rounds(blocks) < 64) continue;
+        std::set<std::int64_t> met;
+        for (std::int64_t task = 0; task < tasks; task += used) met.insert(task % heads);
+        EXPECT_EQ(static_cast<std::int64_t>(met.size()), heads) << there << " blocks, " << chunks << " chunks";
+      }
+    }
+  }
+  EXPECT_EQ(blocks_for_heads(264, 8192, 8), 263);  // 65,536 tokens of 8 heads on 132 multiprocessors
+}
 
 }  // namespace
 }  // namespace gka::kernels::test

@@ -1,13 +1,16 @@
 // All of a mixer's projections in one product, against one operator each: the outputs and every gradient.
 #include "ops/projections.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <array>
 #include <vector>
 
 #include "gka/block.h"
@@ -24,17 +27,17 @@ double error(const at::Tensor& got, const at::Tensor& want) {
   return (got - want).norm().item<double>() / want.norm().item<double>();
 }
 
-/// Two convolved projections, a gate of the norm's and one more projection.
+/// Two convolved projections, a gate of the norm's, one more projection, and the projection behind the norm.
 struct Case {
   at::Tensor x = leaf({2, 5, kWidth}), key = leaf({kChannels, kWidth}), key_conv = leaf({kChannels, 1, 4}),
              value = leaf({kChannels, kWidth}), value_conv = leaf({kChannels, 1, 4}), gate = leaf({kChannels, kWidth}),
-             other = leaf({4, kWidth}), norm = leaf({kHeadDim});
-  std::vector<at::Tensor> leaves() const { return {x, key, key_conv, value, value_conv, gate, other, norm}; }
+             other = leaf({4, kWidth}), norm = leaf({kHeadDim}), outward = leaf({7, kChannels});
+  std::vector<at::Tensor> leaves() const { return {x, key, key_conv, value, value_conv, gate, other, norm, outward}; }
 };
 
 struct Outputs {
-  at::Tensor key, value, gate, other, normed;
-  std::vector<at::Tensor> all() const { return {key, other, normed}; }
+  at::Tensor key, value, gate, other, answer;
+  std::vector<at::Tensor> all() const { return {key, other, answer}; }
 };
 
 at::Tensor by_head(const at::Tensor& t) { return t.unflatten(-1, {kHeads, kHeadDim}); }
@@ -49,7 +52,7 @@ Outputs together(const Case& c) {
           .value = parts.heads[1],
           .gate = parts.others[0],
           .other = parts.others[1],
-          .normed = gated_rms_norm_into(by_head(parts.heads[1]), by_head(parts.others[0]), c.norm, {}, parts.room)};
+          .answer = gated_output(by_head(parts.heads[1]), by_head(parts.others[0]), c.norm, c.outward, {}, parts.room)};
 }
 
 Outputs one_by_one(const Case& c) {
@@ -60,7 +63,7 @@ Outputs one_by_one(const Case& c) {
           .value = value,
           .gate = gate,
           .other = at::linear(c.x, c.other),
-          .normed = gated_rms_norm(by_head(value), by_head(gate), c.norm)};
+          .answer = at::linear(gated_rms_norm(by_head(value), by_head(gate), c.norm).flatten(-2), c.outward)};
 }
 
 std::vector<at::Tensor> gradients(const Outputs& outputs, const Case& c, const std::vector<at::Tensor>& slopes) {
@@ -89,7 +92,7 @@ TEST(Projections, InOneProductGiveWhatEachGivesByItself) {
 
 TEST(Projections, AnotherUseOfTheGateAddsToItsGradient) {
   const Case c;
-  const auto loss = [](const Outputs& o) { return o.normed.square().sum() + o.gate.exp().sum(); };
+  const auto loss = [](const Outputs& o) { return o.answer.square().sum() + o.gate.exp().sum(); };
   const auto got = torch::autograd::grad({loss(together(c))}, {c.x, c.gate});
   const auto want = torch::autograd::grad({loss(one_by_one(c))}, {c.x, c.gate});
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_LT(error(got[i], want[i]), 1e-12) << i;
@@ -100,7 +103,7 @@ TEST(Projections, ABackwardPassThatEndsAtTheGateIsNotMixedUpWithTheNext) {
   const auto got = together(c), want = one_by_one(c);
   const auto slopes = slopes_for(want);
   // It writes to the room and never reaches the node that takes it.
-  const auto to_gate = torch::autograd::grad({got.normed}, {got.gate}, {slopes[2]}, /*retain_graph=*/true)[0];
+  const auto to_gate = torch::autograd::grad({got.answer}, {got.gate}, {slopes[2]}, /*retain_graph=*/true)[0];
   const auto before = to_gate.clone();
   const auto found = gradients(got, c, slopes), expected = gradients(want, c, slopes);
   for (std::size_t i = 0; i < found.size(); ++i) EXPECT_LT(error(found[i], expected[i]), 1e-12) << i;
@@ -117,6 +120,22 @@ TEST(AsOne, AreRowsOfTheSameMemoryOneBelowTheOtherAndNothingElse) {
   EXPECT_FALSE(as_one({top, last}).defined());
   EXPECT_FALSE(as_one({top, middle.clone()}).defined());
   EXPECT_FALSE(as_one({room.narrow(1, 0, 4), room.narrow(1, 4, 4)}).defined());
+}
+
+TEST(Projections, OnAGpuTheNormIsMadeAgainToTheBit) {
+  if (!at::hasCUDA() || at::getNumGPUs() == 0) GTEST_SKIP() << "torch sees no GPU";
+  const auto numbers = [](at::IntArrayRef shape, at::ScalarType type) {
+    return at::randn(shape, at::TensorOptions(at::kCUDA).dtype(type)).set_requires_grad(true);
+  };
+  const auto product = numbers({2, 100, 8 * 128 + 24}, at::kBFloat16), o = numbers({2, 100, 8, 128}, at::kBFloat16);
+  const auto norm = numbers({128}, at::kFloat), weight = numbers({256, 8 * 128}, at::kFloat);
+  const auto gate = product.narrow(-1, 24, 8 * 128).unflatten(-1, {8, 128});
+  const auto room = c10::make_intrusive<GradientRoom>(std::array<std::int64_t, 3>{2, 100, 8 * 128 + 24});
+  const auto y = gated_output(o, gate, norm, weight, {}, room);
+  const auto slope = at::randn(y.sizes(), y.options().requires_grad(false));
+  const auto found = torch::autograd::grad({y}, {weight}, {slope})[0];
+  const auto normed = gated_rms_norm(o, gate, norm).detach().flatten(-2).flatten(0, -2);
+  EXPECT_TRUE(at::equal(found, at::mm(slope.flatten(0, -2).t(), normed, at::kFloat)));
 }
 
 }  // namespace

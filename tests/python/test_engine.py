@@ -127,3 +127,11 @@ def test_a_memory_answers_as_if_its_tokens_stood_before_the_prompt_and_survives_
                 wrong()
         with pytest.raises(ValueError, match="memory"):
             engine.generate(question, memory=told.id)
+
+
+def test_caches_may_be_bytes_and_nothing_unknown(engine):
+    with gka.Engine(MODEL, device="cpu", kv_cache_dtype="int8") as rounded:
+        scores = [token.logprob for token in rounded.score(PROMPT)[1:]]
+    assert scores == pytest.approx([token.logprob for token in engine.score(PROMPT)[1:]], abs=0.05)
+    with pytest.raises(ValueError, match="or int8, and got 'fp8'"):
+        gka.Engine(MODEL, device="cpu", kv_cache_dtype="fp8")

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "gka/block_kernels.h"
 #include "gka/kernels.h"
 
 namespace gka::kernels::cuda {
@@ -29,6 +30,10 @@ struct SwiGluGradients {
   void* y = nullptr;
 };
 void swiglu_backward(const SwiGlu& s, const SwiGluGradients& g, const Device& device);
+
+/// gated_rms_norm_backward that writes y once more, likewise.
+void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const View& y,
+                             const Device& device);
 
 /// y = (x + skip ∘ v) ⊙ SiLU(gate), rows of `width` numbers in heads of `head_dim`, a multiple of kFusedVector, with a
 /// number of `skip` for each head. Rows begin every `…_stride` numbers, those of y and of the gradients one behind the

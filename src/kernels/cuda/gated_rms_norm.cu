@@ -2,6 +2,7 @@
 // a team walks over the rows of its run, so that the weight's gradient is summed in registers too: per run, and then
 // over the runs in their order.
 #include "gka/block_kernels.h"
+#include "kernels/cuda/fused.h"
 #include "kernels/cuda/gated_rms_norm_vectors.cuh"
 #include "kernels/cuda/warp_rows.cuh"
 
@@ -149,17 +150,23 @@ void gated_rms_norm(const GatedRmsNorm& norm, const View& y, const Device& devic
   with_team(norm, device, [&]<typename T, typename TeamOf>(T, TeamOf) { forward_as<T, TeamOf>(norm, y, device); });
 }
 
-void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const Device& device) {
+void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const View& y,
+                             const Device& device) {
   if (given(gradients.d_x) &&
-      vectors::takes(norm, {&norm.x, &gradients.d_y, &gradients.d_x}, {&norm.gate, &gradients.d_gate})) {
-    const float* kept = vectors::backward(norm, gradients, device);
+      vectors::takes(norm, {&norm.x, &gradients.d_y, &gradients.d_x, &y}, {&norm.gate, &gradients.d_gate})) {
+    const float* kept = vectors::backward(norm, gradients, y, device);
     if (given(gradients.d_weight)) {
       sum_blocks(kept, vectors::blocks_of(norm, vectors::kRowsEach), norm.dim, gradients.d_weight, device);
     }
     return;
   }
+  if (given(y)) gated_rms_norm(norm, y, device);
   with_team(norm, device,
             [&]<typename T, typename TeamOf>(T, TeamOf) { backward_as<T, TeamOf>(norm, gradients, device); });
+}
+
+void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const Device& device) {
+  gated_rms_norm_backward(norm, gradients, {}, device);
 }
 
 }  // namespace gka::kernels::cuda

@@ -114,10 +114,11 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 /// dx = r e − r³ mean(x ⊙ e) x with e = dy ⊙ w ⊙ act(gate). A block leaves its rows' sum for the weight in `kept`.
+/// Where there is a place for it, y comes once more, with the bits that norm_rows gave it.
 template <DType kType, Gating kGating>
 __global__ void __launch_bounds__(kThreads, 2)
     differentiate_rows(const __grid_constant__ GatedRmsNorm n, const __grid_constant__ GatedRmsNormGradients g,
-                       std::int64_t count, int lanes, const Tokens tokens, std::int64_t gate_step,
+                       const View y, std::int64_t count, int lanes, const Tokens tokens, std::int64_t gate_step,
                        std::int64_t d_gate_step, float* kept) {
   const Part weight = weight_of(n, lanes);
   Part d_weight{};
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       gate = let_go<kType, kPart>(hold_part<kType>(n.gate, walk.place(gate_step), there));
     }
     const float root = root_of<kType>(n, x, lanes);
-    Part e, d_gate, d_x;
+    Part e, d_gate, d_x, again;
     float along = 0;
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
@@ -142,12 +143,14 @@ __global__ void __launch_bounds__(kThreads, 2)
       along += x.x[i] * e.x[i];
       d_weight.x[i] += normed * open.value;
       d_gate.x[i] = normed * weight.x[i] * open.slope;
+      again.x[i] = x.x[i] * (root * weight.x[i] * open.value);
     }
     const float bend = root * root * root * sum_row(along, lanes) / static_cast<float>(n.dim);
 #pragma unroll
     for (int i = 0; i < kPart; ++i) d_x.x[i] = root * e.x[i] - bend * x.x[i];
     if (!there) continue;
     write_vector<kType, kPart>(g.d_x.data, at * kPart, d_x);
+    if (given(y)) write_vector<kType, kPart>(y.data, at * kPart, again);
     if (kGating != Gating::none && given(g.d_gate)) {
       write_vector<kType, kPart>(g.d_gate.data, walk.place(d_gate_step), d_gate);
     }
@@ -229,13 +232,14 @@ inline void forward(const GatedRmsNorm& n, const View& y, const Device& device) 
 }
 
 /// Returns the blocks' sums for the weight, [blocks, dim].
-inline const float* backward(const GatedRmsNorm& n, const GatedRmsNormGradients& g, const Device& device) {
+inline const float* backward(const GatedRmsNorm& n, const GatedRmsNormGradients& g, const View& y,
+                             const Device& device) {
   const CurrentDevice current(device.index);
   const std::int64_t blocks = blocks_of(n, kRowsEach);
   float* kept = static_cast<float*>(device.allocate(static_cast<std::size_t>(blocks * n.dim) * sizeof(float) + 1));
   with_gating(n, [&]<typename Type, typename As>(Type, As) {
     launch(differentiate_rows<Type::type, As::kGating>, blocks, kThreads * kPart * static_cast<int>(sizeof(float)),
-           device.stream, n, g, vectors_of(n), static_cast<int>(n.dim / kPart), tokens_of(n), step_of(n, n.gate),
+           device.stream, n, g, y, vectors_of(n), static_cast<int>(n.dim / kPart), tokens_of(n), step_of(n, n.gate),
            step_of(n, g.d_gate), kept);
   });
   return kept;

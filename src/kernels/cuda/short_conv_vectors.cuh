@@ -164,11 +164,10 @@ struct Scale {
 };
 template <DType kType>
 __device__ __forceinline__ Scale scale_of(const ShortConv& k, float squares) {
-  if (k.l2_norm == L2Norm::rsqrt) {
-    const float by = inverse_as<kType>(sqrt_as<kType>(squares + static_cast<float>(k.eps)));
-    return {by, by * by * by};
-  }
-  const float length = sqrt_as<kType>(squares), by = inverse_as<kType>(length + static_cast<float>(k.eps));
+  // One formula for both norms, so that nothing is computed twice to choose from: ε is inside the root or behind it.
+  const float eps = static_cast<float>(k.eps);
+  const float inside = k.l2_norm == L2Norm::rsqrt ? eps : 0.0f, behind = k.l2_norm == L2Norm::rsqrt ? 0.0f : eps;
+  const float length = sqrt_as<kType>(squares + inside), by = inverse_as<kType>(length + behind);
   return {by, length > 0 ? by * by * inverse_as<kType>(length) : 0.0f};
 }
 

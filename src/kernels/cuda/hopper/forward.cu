@@ -22,11 +22,11 @@ template <int D>
 char* start_systems(const Problem& p, const Plan& plan, const ChunkGates* gates, const ChunkStates& states,
                     double* norm, const Device& device) {
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
-  const std::int64_t tasks = slots_of(p);
-  auto* const systems = allocate<char>(device, tasks * SystemLayout<D>::kBytes);
+  auto* const systems = allocate<char>(device, slots_of(p) * SystemLayout<D>::kBytes);
   with_type(p, [&](auto type) {
-    start(chunk_system<D, decltype(type)::type>, tasks, kSystemBytes<D>, device, p, plan, gates, states, norm,
-          schedules, systems, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
+    constexpr auto kernel = chunk_system<D, decltype(type)::type>;
+    start(kernel, blocks_of_chunks(kernel, p, kSystemBytes<D>, device), kSystemBytes<D>, device, p, plan, gates, states,
+          norm, schedules, systems, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
   });
   return systems;
 }

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "kernels/cuda/hopper/blocks.h"
 #include "kernels/cuda/hopper/chunk_o.cuh"
 #include "kernels/cuda/saved.h"
 
@@ -86,6 +87,12 @@ void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, con
   });
 }
 
+/// How many blocks share the chunks of all heads.
+template <typename Kernel>
+std::int64_t blocks_of_chunks(Kernel kernel, const Problem& p, int shared_bytes, const Device& device) {
+  return blocks_for_heads(blocks_of(kernel, slots_of(p), shared_bytes, device.index), slots_of(p), p.heads);
+}
+
 /// x for the right-hand side that the systems hold (and the call, for residuals).
 template <int D, bool kReads = false>
 void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
@@ -94,7 +101,7 @@ void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, 
   if (p.batch * p.tokens * p.heads == 0) return;
   with_type(p, [&](auto type) {
     constexpr auto kernel = solve<D, decltype(type)::type, kReads>;
-    const std::int64_t blocks = blocks_of(kernel, slots_of(p), kSolveBytes<D>, device.index);
+    const std::int64_t blocks = blocks_of_chunks(kernel, p, kSolveBytes<D>, device);
     auto* const parked = allocate<float4>(device, blocks * kParked<D>);
     start(kernel, blocks, kSolveBytes<D>, device, p, plan, states, call, schedules, systems, parked,
           whole_pairs(call.rhs, p.key_dim));
