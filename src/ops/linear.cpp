@@ -104,6 +104,7 @@ struct SmallCall {
 std::vector<at::Tensor> run_small(const at::Tensor& x, at::TensorList weights, const SmallCall& how) {
   kernels::cuda::SmallProducts call{.rows = x.numel() / x.size(-1),
                                     .depth = x.size(-1),
+                                    .int8 = is_int8(weights.front()),
                                     .x = x.const_data_ptr(),
                                     .eps = static_cast<float>(how.norm.eps),
                                     .count = static_cast<int>(weights.size()),
@@ -154,6 +155,7 @@ at::Tensor as_one(at::TensorList matrices) {
 bool has_many_products(const at::Tensor& x, at::TensorList weights) {
   using kernels::cuda::ManyProducts;
   if (at::GradMode::is_enabled() || !x.is_cuda() || x.scalar_type() != at::kBFloat16 || !has_fused(x)) return false;
+  if (!int8_kernels_are_wanted()) return false;
   if (!kernels::cuda::has_many_products(x.numel() / std::max<std::int64_t>(x.size(-1), 1), x.size(-1))) return false;
   if (weights.empty() || weights.size() > ManyProducts::kMostMatrices) return false;
   return std::ranges::all_of(weights, [](const at::Tensor& weight) {
