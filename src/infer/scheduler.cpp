@@ -223,9 +223,19 @@ std::optional<Scheduler::Flight> Scheduler::go_on(const Flight& flight) {
 }
 
 void Scheduler::land(Flight flight) {
-  auto drawn = flight.draws.wait();
+  std::vector<Drawn> drawn;
+  try {
+    drawn = flight.draws.wait();
+  } catch (const std::exception& error) {
+    for (const auto& sequence : flight.group) finish(*sequence, Finish::error, sentence(error));
+  }
   for (std::size_t i = 0; i < drawn.size(); ++i) {
-    if (flight.group[i]->id != 0) deliver(*flight.group[i], std::move(drawn[i]));
+    auto& sequence = *flight.group[i];
+    try {
+      if (sequence.id != 0) deliver(sequence, std::move(drawn[i]));
+    } catch (const std::exception& error) {  // whoever asked
+      finish(sequence, Finish::error, sentence(error));
+    }
   }
 }
 
