@@ -10,7 +10,11 @@
 #include <atomic>
 #include <cmath>
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -362,6 +366,26 @@ std::map<RequestId, Tokens> a_busy_hour(Scheduler& scheduler,
   add(7, [](Request& r) { r.iterations = 3; });
   while (!scheduler.idle()) scheduler.step();
   return answers;
+}
+
+TEST_F(Stepping, WhoFailsToTakeATokenEndsThatSequenceAlone) {
+  for (const bool ahead : {false, true}) {
+    auto scheduler = make(128, ahead);
+    std::int64_t good = 0, bad = 0;
+    std::string why;
+    scheduler.add(sequence(1, random_tokens(5), good, 20));
+    auto failing = sequence(2, random_tokens(9), bad, 20);
+    failing->sink.on_token = [&bad](const TokenEvent&) {
+      if (++bad == 7) throw std::runtime_error("its line is cut");
+    };
+    failing->sink.on_end = [&why](Finish, const Usage&, const std::string& error) { why = error; };
+    scheduler.add(std::move(failing));
+    while (!scheduler.idle()) scheduler.step();
+    EXPECT_EQ(good, 20);
+    EXPECT_EQ(bad, 7);
+    EXPECT_EQ(why, "its line is cut");
+    EXPECT_EQ(scheduler.stats().slots_in_use, 0);
+  }
 }
 
 TEST_F(Stepping, AStepBegunBeforeItsTokensAreSeenChangesNoAnswer) {
