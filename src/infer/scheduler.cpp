@@ -145,7 +145,7 @@ void Scheduler::decode() {
     flight = take_off(all.front());
   }
   if (flight) {
-    if (may_go_on(*flight)) flight_ = go_on(*flight);
+    if (may_go_on(*flight)) flight_ = take_off(flight->group, &flight->draws);
     land(*std::move(flight));
   }
   sweep(running_);
@@ -187,18 +187,19 @@ Batch Scheduler::batch_of(const Group& group, std::int64_t ahead) const {
   return batch;
 }
 
-std::optional<Scheduler::Flight> Scheduler::take_off(const Group& group) {
+std::optional<Scheduler::Flight> Scheduler::take_off(const Group& group, const Draws* before) {
+  const std::int64_t ahead = before != nullptr ? 1 : 0;
   try {
-    const auto stepped = stepper_.step(batch_of(group, 0));
+    const auto stepped = stepper_.step(batch_of(group, ahead), before != nullptr ? before->tokens() : at::Tensor());
     if (!stepped.certainty.empty()) {
       const auto values = on_host(stepped.certainty);
       for (std::size_t i = 0; i < group.size(); ++i) {
         group[i]->certainty = column(values, static_cast<std::int64_t>(i));
       }
     }
-    return Flight{group, begin_draw(stepped.logits, rows_of(group, 0))};
+    return Flight{group, begin_draw(stepped.logits, rows_of(group, ahead))};
   } catch (const std::exception& error) {
-    for (const auto& sequence : group) finish(*sequence, Finish::error, sentence(error));
+    fail(group, error);
     return {};
   }
 }
@@ -212,22 +213,12 @@ bool Scheduler::may_go_on(const Flight& flight) const {
   });
 }
 
-std::optional<Scheduler::Flight> Scheduler::go_on(const Flight& flight) {
-  try {
-    const auto stepped = stepper_.step(batch_of(flight.group, 1), flight.draws.tokens());
-    return Flight{flight.group, begin_draw(stepped.logits, rows_of(flight.group, 1))};
-  } catch (const std::exception& error) {
-    for (const auto& sequence : flight.group) finish(*sequence, Finish::error, sentence(error));
-    return {};
-  }
-}
-
 void Scheduler::land(Flight flight) {
   std::vector<Drawn> drawn;
   try {
     drawn = flight.draws.wait();
   } catch (const std::exception& error) {
-    for (const auto& sequence : flight.group) finish(*sequence, Finish::error, sentence(error));
+    fail(flight.group, error);
   }
   for (std::size_t i = 0; i < drawn.size(); ++i) {
     auto& sequence = *flight.group[i];
@@ -237,6 +228,10 @@ void Scheduler::land(Flight flight) {
       finish(sequence, Finish::error, sentence(error));
     }
   }
+}
+
+void Scheduler::fail(const Group& group, const std::exception& error) {
+  for (const auto& sequence : group) finish(*sequence, Finish::error, sentence(error));
 }
 
 std::vector<Row> Scheduler::rows_of(const Group& group, std::int64_t ahead) {

@@ -68,10 +68,11 @@ class Scheduler {
   void decode_group(const Group& group);
   std::vector<Group> groups() const;
   Batch batch_of(const Group& group, std::int64_t ahead) const;
-  std::optional<Flight> take_off(const Group& group);
+  /// Begins a step: with the last token of each, or with the one that is drawn (`before`) and not here.
+  std::optional<Flight> take_off(const Group& group, const Draws* before = nullptr);
   bool may_go_on(const Flight& flight) const;
-  std::optional<Flight> go_on(const Flight& flight);
   void land(Flight flight);
+  void fail(const Group& group, const std::exception& error);
   std::vector<Row> rows_of(const Group& group, std::int64_t ahead);
   void read_prompts();
   Sequences::iterator next_to_read();

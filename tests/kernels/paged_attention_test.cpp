@@ -40,6 +40,35 @@ Halves random_halves(std::int64_t count, std::mt19937& random) {
   return halves;
 }
 
+std::vector<std::int64_t> pages_in_any_order(std::int64_t count) {
+  std::vector<std::int64_t> pages(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<std::int64_t>(pages.size() - i);
+  return pages;
+}
+
+float own_scale(const Case& c) { return 1 / std::sqrt(static_cast<float>(c.head_dim)); }
+
+/// o of a call that has what the case does not say.
+Halves attend(const Case& c, PagedAttention call) {
+  std::vector<std::unique_ptr<char[]>> scratch;
+  cuda_with_threads::Device device;
+  device.allocate = [&](std::size_t bytes) {
+    scratch.push_back(std::make_unique<char[]>(bytes));
+    return scratch.back().get();
+  };
+  call.batch = std::ssize(c.positions);
+  call.heads = c.heads;
+  call.kv_heads = c.kv_heads;
+  call.head_dim = c.head_dim;
+  call.splits = c.splits;
+  call.scale = own_scale(c);
+  call.positions = c.positions.data();
+  Halves o(static_cast<std::size_t>(call.batch * c.heads * c.head_dim));
+  call.o = o.data();
+  cuda_with_threads::paged_attention(call, device);
+  return o;
+}
+
 TEST(PagedAttention, IsTheSoftmaxOverEveryTokenAndWritesTheNewOne) {
   constexpr auto kPage = PagedAttention::kPage;
   for (const auto& c : kCases) {
@@ -49,32 +78,15 @@ TEST(PagedAttention, IsTheSoftmaxOverEveryTokenAndWritesTheNewOne) {
     const auto q = random_halves(batch * c.heads * c.head_dim, random), k = random_halves(batch * token, random),
                v = random_halves(batch * token, random);
     auto keys = random_halves(all, random), values = random_halves(all, random);
-    std::vector<std::int64_t> pages(static_cast<std::size_t>(batch * width));
-    for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<std::int64_t>(pages.size() - i);  // any order
-    Halves o(q.size());
-    std::vector<std::unique_ptr<char[]>> scratch;
-    cuda_with_threads::Device device;
-    device.allocate = [&](std::size_t bytes) {
-      scratch.push_back(std::make_unique<char[]>(bytes));
-      return scratch.back().get();
-    };
-    const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
-    cuda_with_threads::paged_attention({.batch = batch,
-                                        .heads = c.heads,
-                                        .kv_heads = c.kv_heads,
-                                        .head_dim = c.head_dim,
-                                        .width = width,
-                                        .splits = c.splits,
-                                        .scale = scale,
-                                        .q = q.data(),
-                                        .k = k.data(),
-                                        .v = v.data(),
-                                        .keys = keys.data(),
-                                        .values = values.data(),
-                                        .pages = pages.data(),
-                                        .positions = c.positions.data(),
-                                        .o = o.data()},
-                                       device);
+    const auto pages = pages_in_any_order(batch * width);
+    const float scale = own_scale(c);
+    const auto o = attend(c, {.width = width,
+                              .q = q.data(),
+                              .k = k.data(),
+                              .v = v.data(),
+                              .keys = keys.data(),
+                              .values = values.data(),
+                              .pages = pages.data()});
     for (std::int64_t b = 0; b < batch; ++b) {
       const auto position = c.positions[static_cast<std::size_t>(b)];
       const auto place = [&](std::int64_t t, std::int64_t kv) {
@@ -140,33 +152,16 @@ TEST(PagedAttention, OverBytesIsTheSoftmaxOverWhatTheyStandForAndRoundsTheNewTok
     const auto v = random_halves(batch * c.kv_heads * c.head_dim, random);
     std::fill_n(k.begin(), c.head_dim, std::uint16_t{0});  // a key of nothing
     auto keys = random_bytes(batch * width + 1, c, random), values = random_bytes(batch * width + 1, c, random);
-    std::vector<std::int64_t> pages(static_cast<std::size_t>(batch * width));
-    for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<std::int64_t>(pages.size() - i);
-    Halves o(q.size());
-    std::vector<std::unique_ptr<char[]>> scratch;
-    cuda_with_threads::Device device;
-    device.allocate = [&](std::size_t bytes) {
-      scratch.push_back(std::make_unique<char[]>(bytes));
-      return scratch.back().get();
-    };
-    const float scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
-    cuda_with_threads::paged_attention({.batch = batch,
-                                        .heads = c.heads,
-                                        .kv_heads = c.kv_heads,
-                                        .head_dim = c.head_dim,
-                                        .width = width,
-                                        .splits = c.splits,
-                                        .int8 = true,
-                                        .scale = scale,
-                                        .q = q.data(),
-                                        .k = k.data(),
-                                        .v = v.data(),
-                                        .keys = keys.data(),
-                                        .values = values.data(),
-                                        .pages = pages.data(),
-                                        .positions = c.positions.data(),
-                                        .o = o.data()},
-                                       device);
+    const auto pages = pages_in_any_order(batch * width);
+    const float scale = own_scale(c);
+    const auto o = attend(c, {.width = width,
+                              .int8 = true,
+                              .q = q.data(),
+                              .k = k.data(),
+                              .v = v.data(),
+                              .keys = keys.data(),
+                              .values = values.data(),
+                              .pages = pages.data()});
     for (std::int64_t b = 0; b < batch; ++b) {
       const auto position = c.positions[static_cast<std::size_t>(b)];
       for (std::int64_t h = 0; h < c.heads; ++h) {
