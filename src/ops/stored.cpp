@@ -5,13 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 
 #include "kernels/cuda/int8_rows.h"
+#include "kernels/cuda/trial.h"
 #include "kernels/products.h"
 #include "ops/backends.h"
 #include "ops/fused.h"
@@ -72,25 +71,17 @@ at::Tensor dense_in_passes(const at::Tensor& weight, std::int64_t in, at::Scalar
 
 }  // namespace
 
-bool int8_kernels_are_wanted() {
-  static const bool wanted = [] {
-    const char* value = std::getenv("GKA_INT8_KERNELS");
-    return value != nullptr && std::string_view(value) == "1";
-  }();
-  return wanted;
-}
-
 at::Tensor dense(const at::Tensor& weight, std::int64_t in, at::ScalarType type) {
   return dense_all({weight}, in, type)[0];
 }
 
 std::vector<at::Tensor> dense_all(at::TensorList weights, std::int64_t in, at::ScalarType type) {
-  using kernels::cuda::Int8Rows;
+  using kernels::cuda::Int8Rows, kernels::cuda::Trial, kernels::cuda::on_trial;
   std::vector<at::Tensor> results;
   const auto bytes = [&](const at::Tensor& weight) {
     return is_int8(weight) && weight.is_cuda() && weight.is_contiguous() && is_aligned(weight);
   };
-  if (!kHasCuda || !int8_kernels_are_wanted() || type != at::kBFloat16 || !kernels::cuda::has_int8_rows(in) ||
+  if (!kHasCuda || !on_trial(Trial::int8_products) || type != at::kBFloat16 || !kernels::cuda::has_int8_rows(in) ||
       weights.size() == 0 || weights.size() > Int8Rows::kMostMatrices || !std::ranges::all_of(weights, bytes)) {
     for (const auto& weight : weights) results.push_back(dense_in_passes(weight, in, type));
     return results;

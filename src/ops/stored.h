@@ -21,9 +21,6 @@ void store(const at::Tensor& matrix, at::Tensor stored);
 /// The matrix [out, in] in `type`; the same tensor where it is of that type already. And several at once.
 at::Tensor dense(const at::Tensor& weight, std::int64_t in, at::ScalarType type);
 std::vector<at::Tensor> dense_all(at::TensorList weights, std::int64_t in, at::ScalarType type);
-/// Whether GKA_INT8_KERNELS=1 asks for the GPU's kernels for int8 weights and more than eight rows (many_products,
-/// int8_rows). They agree with the reference on the host, thread by thread, and no card has run them as they are.
-bool int8_kernels_are_wanted();
 
 /// Whether an int8 matrix is one: none of its scales NaN or infinite.
 bool scales_are_finite(const at::Tensor& stored);

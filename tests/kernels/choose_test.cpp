@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/trial.h"
+
 namespace gka::kernels::cuda {
 namespace {
 
@@ -122,6 +124,15 @@ TEST(Choice, GkaGpuTakesTwoNames) {
   EXPECT_EQ(parse_asked("plain"), Asked::plain);
   EXPECT_EQ(parse_asked("hopper"), Asked::hopper);
   EXPECT_THROW(parse_asked("abacus"), std::invalid_argument);
+}
+
+TEST(Choice, AKernelOnTrialRunsOnlyWhereItIsNamed) {
+  EXPECT_FALSE(names_trial("", Trial::int8_products));
+  EXPECT_TRUE(names_trial("all", Trial::int8_products));
+  for (const auto& [name, trial] : kTrials) {
+    for (const auto& [other, entry] : kTrials) EXPECT_EQ(names_trial(name, entry), entry == trial) << other;
+  }
+  EXPECT_THROW(names_trial("int8_products,nonsense", Trial::int8_products), std::invalid_argument);
 }
 
 }  // namespace
