@@ -53,6 +53,15 @@ def test_the_kernels_know_nothing_of_torch():
     assert [f"{path} includes {name}" for path in sources for name in includes(path) if name.startswith(torch)] == []
 
 
+def test_every_kernel_on_trial_is_described_and_can_be_measured():
+    names = re.findall(r'^    \{"(\w+)", Trial::', (ROOT / "src/kernels/cuda/trial.h").read_text(), re.M)
+    section = (ROOT / "docs/kernels.md").read_text().split("\n## On trial\n")[1].split("\n## ")[0]
+    described = re.findall(r"^\| `(\w+)` \|", section, re.M)
+    measured = re.findall(r'^    Work\("(\w+)", ', (ROOT / "bench/trials.py").read_text(), re.M)
+    assert names
+    assert sorted(names) == sorted(described) == sorted(set(measured))
+
+
 @pytest.mark.parametrize("header", ["types.h", "kernels.h", "block_kernels.h", "info.h", "engine.h"])
 def test_a_public_header_without_torch_compiles_by_itself(root, header, tmp_path):
     source = tmp_path / "alone.cpp"

@@ -1,0 +1,259 @@
+"""Kernels on trial (docs/kernels.md) on this machine's GPU: each beside what it would replace, in one table.
+
+    python bench/trials.py                       all of them
+    python bench/trials.py --trial int8_products one of them
+    python bench/trials.py --list                what would run; needs no GPU
+    python bench/trials.py --dry                 the same on the CPU with small sizes: whether this script itself runs
+
+Every row runs twice in one process, with GKA_TRIAL empty and with the trial's name in it. Errors are against float64
+(of the engine: differences of log-probabilities from the CPU's), in the norm over all that is compared; "bits" says
+whether both ways gave the same, which a trial that did not run does too. Times are medians of CUDA graphs where the work
+can be captured, else of calls, with inputs in rotation; of the engine the median step of `gka bench serve`. Ends with
+status 1 where an error is outside its bound.
+
+A new trial is a line in WORKS, or several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from block import relative_error
+from common import ROOT, gka_json, seconds
+from console import Progress, paint, run_program, table
+from gpu import ITERATIONS, WEAK, Shape, inputs, leaves, median_time, number
+from torch import Tensor
+
+import gka
+
+CHECKED = 8  # sequences of a step that are compared with float64
+
+
+@dataclass(frozen=True)
+class Where:
+    """On the GPU, or for a dry run: small and on the CPU."""
+
+    device: str = "cuda"
+
+    @property
+    def dry(self) -> bool:
+        return self.device == "cpu"
+
+    def size(self, full: int, small: int) -> int:
+        return small if self.dry else full
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a row found, with the trial or without it."""
+
+    error: float | None
+    bits: Tensor | None
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    trial: str  # as GKA_TRIAL names it
+    name: str
+    bound: float | None  # of the error; None: it only takes time, and another row checks
+    run: Callable[[Where], Ran]
+
+
+# ---- How works are run ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def asked_for(trial: str):
+    """GKA_TRIAL, which the kernels' launches read at each call."""
+    before = os.environ.get("GKA_TRIAL")
+    os.environ["GKA_TRIAL"] = trial
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["GKA_TRIAL"]
+        else:
+            os.environ["GKA_TRIAL"] = before
+
+
+def microseconds(works: Sequence[Callable[[], object]], where: Where, captured: bool = True) -> float:
+    """Of one of the works, which do the same with different inputs."""
+    if where.dry:
+        return 1e6 * statistics.median(seconds(work, 1) for work in works)
+    if not captured:
+        return 1e3 * median_time(list(works), 60)
+    for work in works:
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for work in works:
+            work()
+    return 1e3 * median_time([graph.replay], 60) / len(works)
+
+
+def step(batch: int, heads: int, dim: int = 128, values: int = 128, **options: object) -> Callable[[Where], Ran]:
+    """One token, from states in rotation through at least 256 MiB."""
+    options = {"iterations": ITERATIONS} | options
+
+    def state_of(sequences: int, seed: int, where: Where) -> list[Tensor]:
+        source = torch.Generator(where.device).manual_seed(seed)
+        root = torch.randn(sequences, heads, dim, 2 * dim, generator=source, device=where.device)
+        u = torch.randn(sequences, heads, dim, values, generator=source, device=where.device)
+        return [(root @ root.mT) / dim, u]
+
+    def run(where: Where) -> Ran:
+        sequences = where.size(batch, 2)
+        count = where.size(max(2, min(32, 256 * 128 * 128 * 8 // (batch * heads * dim * (dim + values)) + 1)), 2)
+        shape = Shape(heads=heads, dim=dim, values=values, dtype=torch.float32 if where.dry else torch.bfloat16)
+        tokens = [[t[:, 0] for t in inputs(sequences, 1, s, where.device, shape=shape)] for s in range(count)]
+        states = [state_of(sequences, seed, where) for seed in range(count)]
+
+        some = torch.linspace(0, sequences - 1, min(CHECKED, sequences)).long().unique()
+        exact_state = [s.cpu()[some].double() for s in states[0]]
+        exact = [gka.gated_kalmanet_step(*(t.cpu()[some].double() for t in tokens[0]), state=exact_state, **options)]
+        got = [gka.gated_kalmanet_step(*tokens[0], state=states[0], **options), *states[0]]
+        got = [t.cpu()[some] for t in got]
+        error = max(relative_error(a, b) for a, b in zip(got, [*exact, *exact_state], strict=True))
+
+        def work_of(i: int) -> Callable[[], object]:
+            return lambda: gka.gated_kalmanet_step(*tokens[i], state=states[i], **options)
+
+        bits = torch.cat([t.float().flatten() for t in got])
+        return Ran(error, bits, microseconds([work_of(i) for i in range(count)], where))
+
+    return run
+
+
+def whole_sequences(
+    batch: int,
+    tokens: int,
+    shape: Shape,
+    backward: bool = False,
+    decay: tuple[float, float] = WEAK,
+    **options: object,
+) -> Callable[[Where], Ran]:
+    """The operator over whole sequences; its error with two of 512 tokens, o and with `backward` all gradients."""
+    options = {"iterations": ITERATIONS} | options
+
+    def results(call: list[Tensor]) -> list[Tensor]:
+        needed = leaves(call) if backward else call
+        o = gka.gated_kalmanet(*needed, **options)[0]
+        d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
+        return [o.detach(), *(torch.autograd.grad(o, needed, d_o) if backward else [])]
+
+    def run(where: Where) -> Ran:
+        checked = inputs(2, where.size(512, 80), 0, where.device, decay, shape)
+        got = [t.cpu() for t in results(checked)]
+        exact = results([t.cpu().double() for t in checked])
+        error = max(relative_error(a, b) for a, b in zip(got, exact, strict=True))
+        sets = [inputs(batch, where.size(tokens, 80), s, where.device, decay, shape) for s in range(where.size(3, 1))]
+        bits = torch.cat([t.float().flatten() for t in got])
+        works = [lambda call=call: results(call) for call in sets]
+        return Ran(error, bits, microseconds(works, where, captured=False))
+
+    return run
+
+
+def engine(config: str, batch: int, *arguments: str) -> Callable[[Where], Ran]:
+    """A step of the engine with random weights, all layers of the model."""
+
+    def run(where: Where) -> Ran:
+        name, count = ("tiny/gka", 2) if where.dry else (config, batch)
+        call = ["bench", "serve", str(ROOT / f"configs/{name}.json"), "--batches", str(count), "--prefill", "0"]
+        call += [*arguments, "--json", "--device", where.device, *(["--tokens", "4"] if where.dry else [])]
+        rows = gka_json(call)["rows"]
+        return Ran(None, None, 1e3 * next(row["milliseconds"] for row in rows if row["what"] == "decode"))
+
+    return run
+
+
+def scores(prompt_tokens: int, weights: str) -> Callable[[Where], Ran]:
+    """Log-probabilities of the hybrid that comes with the repository, and how long one prompt takes."""
+    folder = ROOT / "experiments/hybrid/recall-8m"
+    text = (folder.parent / "README.md").read_text()
+
+    def read(device: str, ids: list[int] | None = None) -> tuple[Tensor, float, list[int]]:
+        with gka.Engine(folder, device=device, weights=weights) as model:
+            ids = ids or model.encode(text)[:prompt_tokens]
+            answer = torch.tensor([token.logprob for token in model.score(ids) if token.logprob is not None])
+            return answer, seconds(lambda: model.score(ids), 5), ids
+
+    def run(where: Where) -> Ran:
+        got, took, ids = read(where.device)
+        exact, _, _ = read("cpu", ids)
+        return Ran((got - exact).abs().mean().item(), got, 1e6 * took)
+
+    return run
+
+
+# ---- The table ------------------------------------------------------------------------------------------------------
+
+# Errors of a step with bfloat16 inputs: o rounded to bfloat16 is 1.7e-3 off by itself.
+STEP, LOGPROBS = 5e-3, 0.05
+
+WORKS = (
+    Work("int8_products", "scores of 16 tokens in int8", LOGPROBS, scores(16, "int8")),
+    Work("int8_products", "scores of 512 tokens in int8", LOGPROBS, scores(512, "int8")),
+    Work("int8_products", "engine, 440M in int8, 16 sequences", None, engine("440m/gka", 16, "--weights", "int8")),
+    Work("int8_products", "engine, 440M in int8, 128 sequences", None, engine("440m/gka", 128, "--weights", "int8")),
+)
+
+HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]
+
+
+def row_of(work: Work, before: Ran, after: Ran) -> list[str]:
+    def error(ran: Ran) -> str:
+        if ran.error is None or work.bound is None:
+            return ""
+        return f"{ran.error:.1e} {'✓' if ran.error <= work.bound else '✗'}"
+
+    bits = "" if before.bits is None else "same" if torch.equal(before.bits, after.bits) else "other"
+    times = [number(ran.microseconds) for ran in (before, after)]
+    bound = "" if work.bound is None else f"{work.bound:g}"
+    ratio = f"{before.microseconds / after.microseconds:.2f}"
+    return [work.trial, work.name, error(before), error(after), bound, bits, *times, ratio]
+
+
+def measure(work: Work, where: Where) -> list[str]:
+    ran = []
+    for trial in ("", work.trial):
+        with asked_for(trial):
+            ran.append(work.run(where))
+        if not where.dry:
+            torch.cuda.empty_cache()
+    return row_of(work, *ran)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trial", choices=sorted({work.trial for work in WORKS}), help="only this one")
+    parser.add_argument("--list", action="store_true", help="what would run")
+    parser.add_argument("--dry", action="store_true", help="small, on the CPU, where no trial applies")
+    args = parser.parse_args(argv)
+    works = [work for work in WORKS if args.trial in (None, work.trial)]
+    if args.list:
+        print(table(["trial", "work"], [[work.trial, work.name] for work in works], left=2))
+        return 0
+    if not args.dry and not torch.cuda.is_available():
+        sys.exit("bench/trials.py: torch sees no GPU on this machine; --list and --dry need none")
+    rows = []
+    with Progress(len(works), "trials") as progress:
+        for work in works:
+            rows.append(measure(work, Where("cpu" if args.dry else "cuda")))
+            progress.step(work.name)
+    colours = {"✓": "32", "✗": "1;31"}
+    print(table(HEADER, [[paint(c, colours.get(c[-1:], "0")) for c in row] for row in rows], left=2))
+    return int(any("✗" in cell for row in rows for cell in row))
+
+
+if __name__ == "__main__":
+    run_program(lambda: main(sys.argv[1:]))
