@@ -7,9 +7,9 @@
 
 Every row runs twice in one process, with GKA_TRIAL empty and with the trial's name in it. Errors are against float64
 (of the engine: differences of log-probabilities from the CPU's), in the norm over all that is compared; "bits" says
-whether both ways gave the same, which a trial that did not run does too. Times are medians of CUDA graphs where the work
-can be captured, else of calls, with inputs in rotation; of the engine the median step of `gka bench serve`. Ends with
-status 1 where an error is outside its bound.
+whether both ways gave the same, which a trial that did not run does too. Times are medians of CUDA graphs where the
+work can be captured, else of calls, with inputs in rotation; of the engine the median step of `gka bench serve`. Ends
+with status 1 where an error is outside its bound.
 
 A new trial is a line in WORKS, or several.
 """
