@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from . import _func
+from ._calls import call
 
 _ops = torch.ops.gka
 
@@ -50,7 +51,8 @@ def short_conv(
         options = (activation, l2_norm, head_dim, eps)
         y, state = _func.short_conv(x, weight, bias, initial_state, cu_seqlens, options, output_final_state)
         return y, state if output_final_state else None
-    y, state = _ops.short_conv(
+    y, state = call(
+        _ops.short_conv,
         x,
         weight,
         bias,
@@ -89,7 +91,8 @@ def short_conv_step(
     Returns:
         y [B, C] in the type of x.
     """
-    return _ops.short_conv_step(
+    return call(
+        _ops.short_conv_step,
         x,
         weight,
         bias,
@@ -126,4 +129,4 @@ def gated_rms_norm(
     """
     if _func.active():
         return _func.gated_rms_norm(x, gate, weight, activation, eps)
-    return _ops.gated_rms_norm(x, gate, weight, activation=activation, eps=eps)
+    return call(_ops.gated_rms_norm, x, gate, weight, activation=activation, eps=eps)

@@ -19,10 +19,21 @@ def _given(gradients: tuple[Tensor, ...], needs: list[bool]) -> tuple[Tensor | N
     return tuple(gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True))
 
 
-class _Memory(torch.autograd.Function):
-    """gated_kalmanet, ridge_solve and linear_memory: nine tensors, cu_seqlens, the part, its options."""
+class _Once(torch.autograd.Function):
+    """What the three have in common: a gradient, in reverse mode."""
 
     generate_vmap_rule = True
+
+    @staticmethod
+    def jvp(ctx, *_):
+        raise NotImplementedError(
+            "gka's operators have a gradient in reverse mode alone (torch.func.grad, vjp, jacrev), and this asks for "
+            "one in forward mode (jvp, jacfwd, hessian)"
+        )
+
+
+class _Memory(_Once):
+    """gated_kalmanet, ridge_solve and linear_memory: nine tensors, cu_seqlens, the part, its options."""
 
     @staticmethod
     def forward(q, k, v, log_decay, beta, alpha, h0, u0, diagonal, cu_seqlens, part, options, want_state):
@@ -60,9 +71,7 @@ def memory(part: str, tensors: tuple[Tensor | None, ...], options: tuple, want_s
     return _Memory.apply(*tensors, part, options, want_state)[:3]
 
 
-class _ShortConv(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _ShortConv(_Once):
     @staticmethod
     def forward(x, weight, bias, initial_state, cu_seqlens, options, want_state):
         activation, l2_norm, head_dim, eps = options
@@ -104,9 +113,7 @@ def short_conv(
     return _ShortConv.apply(x, weight, bias, initial_state, cu_seqlens, options, want_state)
 
 
-class _GatedRmsNorm(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _GatedRmsNorm(_Once):
     @staticmethod
     def forward(x, gate, weight, activation, eps):
         return _ops.gated_rms_norm(x, gate, weight, activation=activation, eps=eps)

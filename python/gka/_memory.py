@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ._calls import call
 from ._library import load_floors
 
 
@@ -35,7 +36,8 @@ def memory(
         o [B, T, H, V] in the type of q, and S or None.
     """
     load_floors()
-    o, state = torch.ops.gka.memory(
+    o, state = call(
+        torch.ops.gka.memory,
         q,
         k,
         v,

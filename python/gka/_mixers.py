@@ -67,6 +67,8 @@ class Mixer(nn.Module):
 
     def step(self, x: Tensor, state: tuple) -> Tensor:
         """One token of each sequence, x [B, hidden_size] -> y; the state is updated in place. It has no gradient."""
+        if not isinstance(state, tuple):
+            raise TypeError(f"step takes the state that a call of the layer returned, got {type(state).__name__}.")
         parts.no_gradient_of_a_step(x)
         return self._step(x, state)
 

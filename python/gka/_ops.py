@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from . import _func
+from ._calls import call, plain
 
 _ops = torch.ops.gka
 
@@ -82,7 +83,8 @@ def gated_kalmanet(
         choices = (solver, gradient, ridge_mode, ridge_gradient, decay_keys, refine)
         o, h, u = _func.memory("both", tensors, (scale, number, iterations, *choices), output_final_state)
         return o, (h, u) if output_final_state else None
-    o, h, u = _ops.gated_kalmanet(
+    o, h, u = call(
+        _ops.gated_kalmanet,
         q,
         k,
         v,
@@ -156,7 +158,10 @@ def gated_kalmanet_step(
         options["decay_keys"] = False
     if certainty is not None:
         options["certainty"] = certainty
-    return _ops.gated_kalmanet_step(q, k, v, log_decay, beta, alpha, h=state[0], u=state[1], **options)
+    try:
+        return _ops.gated_kalmanet_step(q, k, v, log_decay, beta, alpha, h=state[0], u=state[1], **options)
+    except RuntimeError as error:
+        raise plain(error) from None
 
 
 def gated_kalmanet_certainty(
@@ -184,7 +189,8 @@ def gated_kalmanet_certainty(
         o and the state as there, and the certainty, float64 [B, T, H]: the share of q_t that lies in what was written,
         q_tᵀ H_t x_t/‖q_t‖² = 1 − λ_t q_t·x_t/‖q_t‖²; 0 where nothing is remembered.
     """
-    o, h, u, certainty = _ops.gated_kalmanet_certainty(
+    o, h, u, certainty = call(
+        _ops.gated_kalmanet_certainty,
         q,
         k,
         v,
@@ -234,7 +240,8 @@ def gated_kalmanet_report(
         knows about this query; and ``x`` [B, T, H, D].
     """
     names = ("norm", "ridge", "residual", "true_residual", "variance", "x")
-    values = _ops.gated_kalmanet_report(
+    values = call(
+        _ops.gated_kalmanet_report,
         q,
         k,
         v,
@@ -287,7 +294,8 @@ def ridge_solve(
         choices = (solver, gradient, ridge_mode, ridge_gradient, True, refine)
         x, h, _ = _func.memory("solve", tensors, (1.0, number, iterations, *choices), output_final_state)
         return x, h if output_final_state else None
-    x, h = _ops.ridge_solve(
+    x, h = call(
+        _ops.ridge_solve,
         q,
         k,
         log_decay,
@@ -330,7 +338,8 @@ def linear_memory(
         choices = ("chebyshev", "implicit", "adaptive", True, True, True)
         o, _, u = _func.memory("memory", tensors, (scale, 0.02, 0, *choices), output_final_state)
         return o, u if output_final_state else None
-    o, u = _ops.linear_memory(
+    o, u = call(
+        _ops.linear_memory,
         q,
         k,
         v,

@@ -53,6 +53,20 @@ def at_least(name: str, value: float, least: float) -> None:
         raise ValueError(f"{name} is {value}; it takes {least} or more.")
 
 
+def whole_numbers(least: int, **values: int | None) -> None:
+    """None: left out."""
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{name} is {value!r}; it takes a whole number of at least {least}.")
+
+
+def head_size(name: str, size: int) -> int:
+    """Of keys or values, as the kernels take them."""
+    if not 1 <= size <= 256:
+        raise ValueError(f"{name} of a head has {size} channels; the memory takes 1 to 256.")
+    return size
+
+
 def no_gradient_of_a_step(x: Tensor) -> None:
     if torch.is_grad_enabled() and x.requires_grad:
         raise RuntimeError(

@@ -24,9 +24,14 @@ class Tokenizer:
         except RuntimeError as error:
             raise ValueError(str(error).splitlines()[0]) from None
 
+    def __reduce__(self) -> tuple:
+        return Tokenizer, (self.name,)  # copies and other processes load it again
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """``special``: with what the tokenizer puts around a text."""
-        return self._tokenizer.encode(text, special).tolist()
+        if not isinstance(text, str):
+            raise TypeError(f"encode takes a text, got {type(text).__name__}.")
+        return self._tokenizer.encode(text.encode(), special).tolist()
 
     def decode(self, ids: list[int] | Tensor, *, special: bool = True) -> str:
         """``special=False`` leaves special tokens out. Bytes of a character that is not whole become U+FFFD."""

@@ -185,7 +185,7 @@ class Decoder(nn.Module):
         self, config: dict, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        self.config = c = config if "prefixes" in config else read_config(config)
+        self.config = c = config if isinstance(config, dict) and "prefixes" in config else read_config(config)
         factory = {"device": device, "dtype": dtype}
         self.share: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
         self.model = _Stack(c, **factory)
@@ -223,11 +223,25 @@ class Decoder(nn.Module):
         """What the head reads, [B, T, hidden_size], and the states, where they are to be kept."""
         if state is not None and len(state) != len(self.model.layers):
             raise ValueError(f"state is of {len(state)} blocks, and the model has {len(self.model.layers)}.")
-        x, after = self.model.embed_tokens(ids), []
+        x, after = self._embed(ids), []
         for i, block in enumerate(self.model.layers):
             x, kept = block(x, None if state is None else state[i], cu_seqlens, keep)
             after.append(kept)
         return self.model.norm(x), tuple(after)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        if not isinstance(ids, Tensor):
+            raise TypeError(f"ids takes a tensor of token numbers [B, T], got {type(ids).__name__}.")
+        if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"ids takes token numbers [B, T] in int64 or int32, got {ids.dtype} of shape {list(ids.shape)}."
+            )
+        try:
+            return self.model.embed_tokens(ids)
+        except IndexError:
+            least, most = (int(bound) for bound in ids.aminmax())
+            size = self.config["vocab_size"]
+            raise IndexError(f"ids takes numbers from 0 to {size - 1}, got some from {least} to {most}.") from None
 
     def head(self, hidden: Tensor) -> Tensor:
         return (
@@ -278,6 +292,11 @@ class Decoder(nn.Module):
 
         A row that has met one of ``eos_token_id`` repeats it until all rows have ended.
         """
+        parts.at_least("temperature", temperature, 0)
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p is {top_p}; it takes a number above 0 and at most 1.")
+        if ids.dim() == 2 and ids.shape[1] == 0 and max_tokens > 0:
+            raise ValueError("ids has no tokens; the model needs one to begin with.")
         ends = torch.tensor(self.config["eos_token_id"], dtype=torch.long, device=ids.device)
         over = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
         last, tokens = ids, []

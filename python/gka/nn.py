@@ -112,8 +112,12 @@ class Config:
         names = {"beta_weight": BetaWeight, "solver_type": Solver, "ridge_mode": RidgeMode, "gradient": Gradient}
         for name, choices in names.items():
             parts.one_of(name, getattr(self, name), choices.__args__)
-        for name, least in (("num_iter", 0), ("conv_size", 0), ("sketch_dim", 0)):
-            parts.at_least(name, getattr(self, name), least)
+        parts.whole_numbers(0, num_iter=self.num_iter, conv_size=self.conv_size, sketch_dim=self.sketch_dim)
+        parts.whole_numbers(0, kv_proj_rank=self.kv_proj_rank)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool and not isinstance(value, bool):
+                raise TypeError(f"{field.name} is {value!r}; it takes True or False.")
         if not self.ridge_strength > 0:
             raise ValueError(f"ridge_strength is {self.ridge_strength}; it takes a number above 0.")
 
@@ -173,14 +177,16 @@ class GatedKalmaNet(Mixer):
         given = locals()
         self.config = config = Config(**{name: given[name] for name in fields})
         factory = {"device": device, "dtype": dtype}
+        parts.whole_numbers(1, hidden_size=hidden_size, head_dim=head_dim)
+        parts.whole_numbers(0, num_q_heads=num_q_heads, num_k_heads=num_k_heads, num_v_heads=num_v_heads)
         q_heads = num_q_heads or max(hidden_size // head_dim, 1)
         k_heads, v_heads = num_k_heads or q_heads, num_v_heads or q_heads
         self.heads = heads = max(q_heads, k_heads, v_heads)
         for name, count in (("num_q_heads", q_heads), ("num_k_heads", k_heads), ("num_v_heads", v_heads)):
             if heads % count:
                 raise ValueError(f"{name} is {count}, which does not divide the {heads} heads of the layer.")
-        self.key_dim = parts.whole(config.expand_k, head_dim, "expand_k")
-        self.value_dim = parts.whole(config.expand_v, head_dim, "expand_v")
+        self.key_dim = parts.head_size("a key", parts.whole(config.expand_k, head_dim, "expand_k"))
+        self.value_dim = parts.head_size("a value", parts.whole(config.expand_v, head_dim, "expand_v"))
         if config.sketch_dim > self.key_dim:
             raise ValueError(f"sketch_dim is {config.sketch_dim}; it must be at most a key's size, {self.key_dim}.")
         self.scale = self.key_dim**-0.5 if config.gla_rescale else 1.0

@@ -365,6 +365,39 @@ def test_bad_input_is_named_in_one_sentence(name):
     assert str(caught.value) == f"{operator}: {sentence}"
 
 
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        (
+            lambda c: gka.gated_kalmanet(**c | {"q": c["q"].numpy()}),
+            "gated_kalmanet: q takes a tensor, got one of type",
+        ),
+        (
+            lambda c: gka.gated_kalmanet(**c, cu_seqlens=[0, 9]),
+            "gated_kalmanet: cu_seqlens takes a tensor or None, got one of type list",
+        ),
+        (
+            lambda c: gka.gated_kalmanet(**c, initial_state=(1, 2)),
+            "gated_kalmanet: initial_state h takes a tensor or None, got one of type int",
+        ),
+        (lambda c: gka.gated_kalmanet(**c, iterations=3.5), "gated_kalmanet: iterations takes a whole number, got one"),
+        (lambda c: gka.gated_kalmanet(**c, ridge="x"), "gated_kalmanet: ridge takes a number, got one of type str"),
+        (
+            lambda c: gka.gated_kalmanet(**c, solver=None),
+            "gated_kalmanet: solver takes a text, got one of type NoneType",
+        ),
+        (lambda c: gka.ridge_solve(c["q"], 3), "ridge_solve: k takes a tensor, got one of type int"),
+        (lambda c: step(state_indices=[0, 1]), "gated_kalmanet_step: state_indices takes a tensor or None, got one of"),
+        (lambda c: gka.memory(c["q"], c["k"], "v"), "memory: v takes a tensor, got one of type str"),
+    ],
+)
+def test_an_argument_of_another_python_type_is_named_in_one_sentence(run, sentence):
+    with pytest.raises(TypeError) as caught:
+        run(make())
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_refused_step_leaves_the_state_alone():
     h, u = (torch.ones_like(state) for state in states(2))
     with pytest.raises(ValueError, match="beta"):

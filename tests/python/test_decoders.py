@@ -1,7 +1,9 @@
 """gka.models and the layers of gka.nn: the same numbers as the C++ decoder, states, gradients, files."""
 
+import copy
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +174,26 @@ def test_what_is_no_model_is_one_sentence(tmp_path):
         gka.models.Decoder(CONFIG | {"hiden_size": 3})
 
 
+def test_ids_that_are_none_are_named():
+    model = make({})
+    for ids, kind, message in (
+        ([[1, 2]], TypeError, "ids takes a tensor of token numbers"),
+        (torch.tensor([1, 2]), ValueError, r"token numbers \[B, T\] in int64 or int32, got torch.int64 of shape \[2\]"),
+        (torch.tensor([[1.0]]), ValueError, "got torch.float32"),
+        (torch.tensor([[1, 10**6]]), IndexError, "ids takes numbers from 0 to .*, got some from 1 to 1000000"),
+    ):
+        with pytest.raises(kind, match=message):
+            model(ids)
+    one = torch.tensor([[1]])
+    for call, message in (
+        (lambda: model.generate(one[:, :0], 3), "the model needs one to begin with"),
+        (lambda: model.generate(one, 3, temperature=-1), "temperature is -1; it takes 0 or more"),
+        (lambda: model.generate(one, 3, temperature=1, top_p=0), "top_p is 0; it takes a number above 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 @pytest.mark.parametrize(
     ("make_layer", "message"),
     [
@@ -250,6 +272,10 @@ def test_the_tokenizer_is_the_command_lines(tmp_path):
     assert tokenizer.vocab_size == 257 and tokenizer.end_of_document == 256 and tokenizer.find("none") is None
     with pytest.raises(ValueError, match="there is no tokenizer"):
         gka.Tokenizer(tmp_path / "none")
+    with pytest.raises(TypeError, match="encode takes a text, got NoneType"):
+        tokenizer.encode(None)
+    for copied in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):  # for workers of a DataLoader
+        assert copied.encode("né") == [110, 195, 169]
 
 
 def test_what_must_not_decay_says_so():

@@ -74,3 +74,9 @@ def test_the_flop_counter_sees_the_operators():
     with FlopCounterMode(display=False) as counter:
         gka.gated_kalmanet(q.requires_grad_(), k, v, g, b, a, iterations=5)[0].sum().backward()
     assert counter.get_total_flops() == forward + tokens * (2 * d * d * 5 + 6 * d * d + 8 * d * width)
+
+
+def test_forward_mode_is_refused_by_what_it_is():
+    q, k, v, *gates = inputs()
+    with pytest.raises(NotImplementedError, match="reverse mode alone"):
+        torch.func.jvp(lambda q: gka.gated_kalmanet(q, k, v, *gates)[0], (q,), (q,))

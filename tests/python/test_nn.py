@@ -128,11 +128,22 @@ def test_parameters_have_their_published_names():
         ({"expand_v": 0.3}, "expand_v is 0.3"),
         ({"sketch_dim": 9}, "sketch_dim is 9; it must be at most a key's size, 8"),
         ({"num_k_heads": 3}, "num_k_heads is 3, which does not divide the 4 heads"),
+        ({"num_q_heads": -4}, "num_q_heads is -4; it takes a whole number of at least 0"),
+        ({"head_dim": 0}, "head_dim is 0; it takes a whole number of at least 1"),
+        ({"head_dim": 257}, "a key of a head has 257 channels; the memory takes 1 to 256"),
+        ({"hidden_size": 64.0}, "hidden_size is 64.0; it takes a whole number"),
+        ({"num_iter": 3.5}, "num_iter is 3.5; it takes a whole number"),
+        ({"use_gate": "no"}, "use_gate is 'no'; it takes True or False"),
     ],
 )
 def test_a_choice_that_is_none_is_named(arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        gka.nn.GatedKalmaNet(HIDDEN, HEAD, **{"num_q_heads": 4, **arguments})
+        gka.nn.GatedKalmaNet(**{"hidden_size": HIDDEN, "head_dim": HEAD, "num_q_heads": 4, **arguments})
+
+
+def test_a_step_without_a_state_says_where_one_comes_from():
+    with pytest.raises(TypeError, match="step takes the state that a call of the layer returned, got NoneType"):
+        gka.nn.GatedKalmaNet(HIDDEN, HEAD).step(torch.zeros(1, HIDDEN), None)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
