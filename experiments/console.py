@@ -15,6 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+# The command: named by GKA (a machine with a card has no environment of ours) or GKA_PROGRAM, or beside this Python.
+PROGRAM = os.environ.get("GKA") or os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -95,6 +98,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_json(path: Path, numbers: object) -> None:
     write_atomically(path, lambda target: target.write_text(json.dumps(numbers, indent=1) + "\n"))
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file of JSON lines. Texts in them may have U+2028 or U+0085, where str.splitlines cuts too."""
+    with path.open(encoding="utf-8") as file:
+        return list(file)
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:

@@ -15,7 +15,6 @@ import argparse
 import datetime
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -30,9 +29,8 @@ from tasks import TASKS, texts
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import run_program, table, write_atomically, write_json  # noqa: E402
+from console import PROGRAM, run_program, table, write_atomically, write_json  # noqa: E402
 
-PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 MOST_HELD_OUT = 2_000_000  # bytes of a source in a task of held-out text
 CODE = 1 / 3  # of the training bytes, at most
 

@@ -1,6 +1,6 @@
 """A small hybrid that remembers what it is told: seven blocks of Gated KalmaNet and one of attention, 7.6M parameters.
 
-prepare    text (experiments/data) and chats, a tokenizer learned from both, token files, train.json, tasks
+prepare    text (experiments/data) and chats, a tokenizer learned from both, token files, train.json
 train      gka train on them
 export     the run as a folder to serve: bfloat16, chat template, end tokens
 evaluate   gka eval on chats with names and values that training never showed, asked for a fact (recall) or a name (who)
@@ -26,9 +26,8 @@ from dialogues import END, START, Chats, as_text, test_items
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import run_program, write_atomically, write_json  # noqa: E402
+from console import PROGRAM, run_program, write_atomically, write_json  # noqa: E402
 
-PROGRAM = os.environ.get("GKA") or os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = 4096
 TEMPLATE = (
@@ -165,13 +164,12 @@ def prepare(out: Path, options: argparse.Namespace) -> None:
             part.unlink()
     sample.unlink()
     write_json(out / "train.json", TRAINING)
-    write_tasks(out)
 
 
-def write_tasks(out: Path) -> None:
+def write_tasks(out: Path, items: int) -> None:
     for name, (facts, back) in TASKS.items():
         about = {"task": name, "kind": "exact", "stop": [END, "\n"], "max_tokens": 32}
-        lines = [about, *test_items(facts, facts, 500, back)]
+        lines = [about, *test_items(facts, facts, items, back)]
         body = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(out / f"{name}.jsonl", lambda target, body=body: target.write_text(body))
 
@@ -199,7 +197,7 @@ def export(out: Path, options: argparse.Namespace) -> None:
 def evaluate(out: Path, options: argparse.Namespace) -> None:
     model = Path(options.model or out / "model")
     out.mkdir(parents=True, exist_ok=True)
-    write_tasks(out)
+    write_tasks(out, options.items)
     call("eval", str(model), "--tasks", *(str(out / f"{name}.jsonl") for name in TASKS), "--device", options.device)
 
 
@@ -215,6 +213,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=32, help="of Wikipedia (32)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of gka train")
     parser.add_argument("--model", help="the folder to export to and to evaluate (OUT/model)")
+    parser.add_argument("--items", type=int, default=500, help="of a task of evaluate (500)")
     parser.add_argument("--device", default="cpu", help="of evaluate")
     return parser.parse_args()
 

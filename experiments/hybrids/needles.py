@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments" / name) for name in ("", "hybrid")]
 
-from console import run_program, write_atomically  # noqa: E402
+from console import read_lines, run_program, write_atomically  # noqa: E402
 from dialogues import made_up  # noqa: E402
 
 CHARACTERS = 4.2  # of a token, about
@@ -41,7 +41,7 @@ class Wording:
 def read_wording(tasks: Path, task: str, first: str, last: str, query: str) -> Wording:
     """From the shortest file of a task: the context lies between two patterns, and a third finds what is asked for."""
     file = min(tasks.glob(f"{task}-*.jsonl"), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
-    prompt = json.loads(file.read_text().splitlines()[1])["context"]
+    prompt = json.loads(read_lines(file)[1])["context"]
     begin = re.search(first, prompt).end()
     end = max(match.start() for match in re.finditer(last, prompt))
     return Wording(prompt, prompt[begin:end], re.search(query, prompt[end:])[1])
@@ -140,7 +140,7 @@ def read_texts(data: Path, most: int = 2000) -> list[str]:
     for name in ("wikipedia.1", "prose.1"):
         file = data / "text" / f"{name}.jsonl"
         if file.exists():
-            texts += [json.loads(line)["text"] for line in file.read_text().splitlines()[:most]]
+            texts += [json.loads(line)["text"] for line in read_lines(file)[:most]]
     return [text for text in texts if len(text) > 2000]
 
 

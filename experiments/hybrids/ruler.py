@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments" / name) for name in ("", "data", "lm")]
 
-from console import run_program, write_atomically  # noqa: E402
+from console import read_lines, run_program, write_atomically  # noqa: E402
 from pack import XZ, write_pack  # noqa: E402
 from packages import fetch  # noqa: E402
 
@@ -155,7 +155,7 @@ def make_one(
     file = folder / task / "validation.jsonl"
     if process.exitcode != 0 or not file.exists():
         return None
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = list(map(json.loads, read_lines(file)))
     most = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}[task.split("_")[0]]
     return as_task(task, length, lines, most)
 

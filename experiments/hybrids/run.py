@@ -29,7 +29,7 @@ import measure  # noqa: E402
 import needles  # noqa: E402
 import ruler  # noqa: E402
 import trials  # noqa: E402
-from console import run_program  # noqa: E402
+from console import read_lines, run_program  # noqa: E402
 from pack import tokenise  # noqa: E402
 from sizes import SIZES, common  # noqa: E402
 from sweep import PROGRAM, Results, Run  # noqa: E402
@@ -166,8 +166,8 @@ def ruler_scores(options: argparse.Namespace, folder: Path, where: list[str]) ->
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"hybrids: gka eval: {done.stderr.strip()[-500:]}")
-        answers = [json.loads(line) for line in samples.read_text().splitlines()]
-    items = {file.stem: [json.loads(line) for line in file.read_text().splitlines()[1:]] for file in files}
+        answers = list(map(json.loads, read_lines(samples)))
+    items = {file.stem: list(map(json.loads, read_lines(file)[1:])) for file in files}
     found: dict[str, dict[str, object]] = {}
     for answer in answers:
         item = items[answer["task"]][answer["item"]]

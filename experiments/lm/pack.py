@@ -16,7 +16,6 @@ import hashlib
 import io
 import json
 import lzma
-import os
 import random
 import re
 import subprocess
@@ -27,9 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import run_program, table, write_atomically  # noqa: E402
+from console import PROGRAM, read_lines, run_program, table, write_atomically  # noqa: E402
 
-PROGRAM = os.environ.get("GKA") or os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 SOURCES = ("wikipedia", "rfc", "pubmed", "gcide", "prose", "code")
 PARTS = 2
 TASKS = (
@@ -73,7 +71,7 @@ def some_items(lines: list[str], most: int) -> list[str]:
 
 
 def task(data: Path, name: str, most: int) -> bytes:
-    return "".join(some_items((data / "tasks" / f"{name}.jsonl").read_text().splitlines(keepends=True), most)).encode()
+    return "".join(some_items(read_lines(data / "tasks" / f"{name}.jsonl"), most)).encode()
 
 
 FIELDS = {

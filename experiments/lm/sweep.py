@@ -16,7 +16,6 @@ import concurrent.futures
 import contextlib
 import datetime
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -31,9 +30,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import table  # noqa: E402
+from console import PROGRAM, table  # noqa: E402
 
-PROGRAM = os.environ.get("GKA") or os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 POINTS = 100  # of a curve that is kept
 START = 4.0  # seconds to begin and to end a run
 MARGIN = 1.1  # on what a run is expected to take

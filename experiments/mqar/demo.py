@@ -21,9 +21,8 @@ from layers import LAYERS, Layer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import paint, table, write_atomically  # noqa: E402
+from console import PROGRAM, paint, table, write_atomically  # noqa: E402
 
-PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 WIDTH, VOCABULARY, TOKENS, PAIRS, SEQUENCES, STEPS = 32, 256, 128, 32, 32, 2500
 SIZES = [{"tokens": t, "pairs": n} for t, n in ((16, 2), (32, 4), (32, 8), (64, 16), (TOKENS, PAIRS))]
 

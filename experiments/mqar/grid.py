@@ -59,7 +59,8 @@ class Grid(Sweep):
         self.file = self.folder / "grid.jsonl"
         if self.file.exists():
             results = map(json.loads, self.file.read_text().splitlines())
-            self.results = {result["name"]: result for result in results}
+            wanted = [result for result in results if self.options.draw or result["steps"] == self.options.steps]
+            self.results = {result["name"]: result for result in wanted}
 
     def order(self) -> Iterator[Run]:
         options = self.options

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -32,9 +33,8 @@ from layers import LAYERS
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import Progress, table, write_atomically  # noqa: E402
+from console import PROGRAM, Progress, table, write_atomically  # noqa: E402
 
-PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 RATES = (1e-2, 5e-3, 2e-2, 2.5e-3)  # the likeliest first
 EVALUATIONS = 20  # of a run
 INITIAL = 0.1  # the deviation of the first weights; the usual 0.02 is for models that are far wider
@@ -129,15 +129,17 @@ def apply(assignments: list[str], values: dict[str, object]) -> dict[str, object
 class Worker:
     """A process that trains one file after the other, so that starting torch and the GPU is paid once."""
 
-    def __init__(self, threads: int):
-        self.process = subprocess.Popen(
-            [PROGRAM, "train", "-"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        )
+    def __init__(self, threads: int, log: Path):
+        self.log = log
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [PROGRAM, "train", "-"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            )
 
     def train(self, file: Path) -> bool:
         """Whether it came to its end; False where the loss was not finite."""
@@ -147,7 +149,7 @@ class Worker:
             return True
         if "the loss is" in answer:
             return False
-        raise RuntimeError(answer or f"gka train ended in the middle of {file.name}")
+        raise RuntimeError(answer or f"gka train ended in the middle of {file.name}; {self.log} may say why")
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -184,12 +186,12 @@ class Sweep:
     def work(self, progress: Progress) -> None:
         """Trains until nothing is left; one thread per worker."""
         threads = max(1, (os.cpu_count() or 1) // self.options.jobs) if self.options.device == "cpu" else 1
-        worker = Worker(threads)
-        with self.changed:
-            self.workers.append(worker)
-            if self.stopping:
-                worker.stop()
         try:
+            worker = Worker(threads, self.folder / "train.log")
+            with self.changed:
+                self.workers.append(worker)
+                if self.stopping:
+                    worker.stop()
             while run := self._next():
                 result = self._train(worker, run)
                 with self.changed:
@@ -200,8 +202,8 @@ class Sweep:
                 if not self.stopping:
                     self.failure = str(error)
             self.stop()
-        finally:
-            worker.stop()
+            return
+        worker.stop()
 
     def _next(self) -> Run | None:
         """Waits where what comes next depends on a run that is not done yet."""
@@ -310,18 +312,19 @@ def best(results: list[dict]) -> dict:
 
 def train_all(sweep: Sweep, most: int) -> int:
     """The exit status; `most` runs are to be done."""
-    options = sweep.options
+    options, interrupted = sweep.options, False
     with Progress(most, "Runs, at most") as progress:
         threads = [threading.Thread(target=sweep.work, args=(progress,)) for _ in range(options.jobs)]
         for thread in threads:
             thread.start()
         try:
-            ends = time.monotonic() + 60 * options.minutes if options.minutes else None
+            ends = time.monotonic() + 60 * options.minutes if options.minutes else math.inf
             while any(thread.is_alive() for thread in threads):
                 time.sleep(0.1)
-                if ends and time.monotonic() > ends:
+                if time.monotonic() > ends:
                     sweep.stop()
         except KeyboardInterrupt:
+            interrupted = True
             sweep.stop()
         for thread in threads:
             thread.join()
@@ -330,8 +333,7 @@ def train_all(sweep: Sweep, most: int) -> int:
         return 1
     if sweep.stopping:
         print("Stopped. The same command goes on where this one ended.", file=sys.stderr)
-        return 130
-    return 0
+    return 130 if interrupted else 0
 
 
 def summarise(results: list[dict], out: Path) -> None:

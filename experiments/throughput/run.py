@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,9 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import run_program, write_atomically, write_json  # noqa: E402
+from console import PROGRAM, run_program, write_atomically, write_json  # noqa: E402
 
-PROGRAM = os.environ.get("GKA") or os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 HERE = Path(__file__).resolve().parent
 FEW, MORE = 4, 8  # blocks that are measured
 BLOCKS = {"8b": 36, "14b": 40, "tiny": 12}  # of the whole model; tiny: to try the command on a CPU

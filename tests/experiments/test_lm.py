@@ -119,9 +119,10 @@ def data(tmp_path_factory):
             (folder / "text" / f"{source}.{name}.jsonl").write_text("".join(line(1500) for _ in range(documents)))
     with (folder / "text" / "rfc.test.jsonl").open("a") as file:
         file.write(json.dumps({"text": "Request for Comments: 7\n\n" + "abc " * 300}) + "\n")
-    items = [{"context": "abc de", "choices": ["fg", "hh"], "answer": i % 2} for i in range(6)]
+    items = [{"context": "abc\u2028de", "choices": ["fg", "hh"], "answer": i % 2} for i in range(6)]
     about = {"task": "piqa", "kind": "choice"}
-    (folder / "tasks" / "piqa.jsonl").write_text("".join(json.dumps(item) + "\n" for item in [about, *items]))
+    lines = [json.dumps(item, ensure_ascii=False) + "\n" for item in [about, *items]]
+    (folder / "tasks" / "piqa.jsonl").write_text("".join(lines))
     command = [PROGRAM, "tokenizer", "train", folder / "text" / "prose.train.jsonl", "--vocab-size", "300"]
     subprocess.run([*command, "--special", "<|endoftext|>", "--out", folder / "gpt2" / "tokenizer.json"], check=True)
     return folder
@@ -231,7 +232,7 @@ def test_a_hybrid_goes_on_at_a_greater_length_and_is_asked_rulers_questions(data
     (unpacked / "ruler").mkdir()
     (unpacked / "text" / "wikipedia.1.jsonl").write_text((data / "text" / "prose.train.jsonl").read_text())
     for task, (prompt, query, answers) in RULER.items():
-        line = {"input": prompt.format("some words " * 9 + answers[0], query), "outputs": answers}
+        line = {"input": prompt.format("some\u2028words " * 9 + answers[0], query), "outputs": answers}
         (unpacked / "ruler" / f"{task}-64.jsonl").write_bytes(ruler.as_task(task, 64, [line] * 2, 4))
     plan = ["--size", "toy", "--data", unpacked, "--out", tmp_path / "out", "--items", "0", "--windows", "2"]
     plan += ["--tokens", "2048", "--long-tokens", "512", "--samples", "1", "--rate", "0.01", "--eps", "0.001"]
