@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
 from console import PROGRAM, table  # noqa: E402
+from trainings import Shared, outcome_of  # noqa: E402
 
 POINTS = 100  # of a curve that is kept
 START = 4.0  # seconds to begin and to end a run
@@ -128,36 +129,36 @@ class Trainer:
         self.process: subprocess.Popen | None = None
         self.stopping = False
 
-    def _start(self, *command: str, listens: bool) -> subprocess.Popen:
+    def _start(self, option: str) -> None:
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [PROGRAM, "train", *command],
-                stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
+                [PROGRAM, "train", "-", option],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
         if self.stopping:
             self.stop()
-        return self.process
 
     def train(self, file: Path, folder: Path) -> str:
         """finished, stopped or diverged."""
         if (folder / "latest").exists():
-            process = self._start(str(folder), "--resume", listens=False)
-            text, self.process = process.communicate()[0], None
-            return self._outcome("finished" if process.returncode == 0 else text, file)
+            self.end()
+            self._start("--resume")
+            outcome = self._ask(folder)
+            self.end()
+            return outcome
         if self.process is None or self.process.poll() is not None:
-            self._start("-", "--no-verify", listens=True)
+            self._start("--no-verify")
+        return self._ask(file)
+
+    def _ask(self, file: Path) -> str:
         with contextlib.suppress(BrokenPipeError):  # it has just been stopped
             print(file, file=self.process.stdin, flush=True)
-        return self._outcome(self.process.stdout.readline().strip(), file)
-
-    def _outcome(self, answer: str, file: Path) -> str:
-        if answer.startswith("finished"):
-            return "finished"
-        if "the loss is" in answer:
-            return "diverged"
+        answer = self.process.stdout.readline().strip()
+        if outcome := outcome_of(answer):
+            return outcome
         if self.stopping:
             return "stopped"
         raise SystemExit(f"sweep: {answer or 'gka train ended'} ({file.name}; {self.log} has more)")
@@ -216,7 +217,7 @@ def change_weights(file: Path, shifts: dict[str, float], scales: dict[str, float
 
 
 @dataclass
-class Sweep:
+class Sweep(Shared):
     """`measure` gets a run and its folder and returns what is to be kept."""
 
     plan: Plan
@@ -231,13 +232,11 @@ class Sweep:
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        super().__init__()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file = self.folder / "results.jsonl"
         self.name = device_name(self.device)
         self.trainers = [Trainer(self.folder / "train.log") for _ in range(self.jobs)]
-        self.changed = threading.Condition()  # guards what follows; told of every run that has ended
-        self.stopping = False
-        self.busy: set[str] = set()  # being trained or measured
         self.trained: set[str] = set()  # to their end, in this process
 
     def left(self) -> float:
@@ -285,7 +284,7 @@ class Sweep:
         """Trains what is next until nothing is; the measurements that it has begun."""
         begun = []
         try:
-            while run := self._wait_for_next():
+            while run := self.take(self._next):
                 if result := self._train(trainer, run):
                     begun.append(measuring.submit(self._finish, run, result))
             trainer.end()
@@ -293,18 +292,6 @@ class Sweep:
             self.stop()
             raise
         return begun
-
-    def _wait_for_next(self) -> Run | None:
-        """Where what comes next depends on a result, waits for the runs that are under way."""
-        with self.changed:
-            while not self.stopping:
-                if run := self._next():
-                    self.busy.add(run.name)
-                    return run
-                if not self.busy:
-                    return None
-                self.changed.wait()
-        return None
 
     def _next(self) -> Run | None:
         """The first of the plan that fits; one that is half done before all others."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from run import RATES, ROOT, Run, Sweep, Worker, settings, size, train_all
+from run import ROOT, Run, Sweep, Worker, settings, size, sweep_parser, train_all
 
 from layers import LAYERS
 
@@ -165,25 +165,11 @@ def summarise(grid: Grid) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS), metavar="LAYER",
-                        help=f"any of {', '.join(LAYERS)}")  # fmt: skip
+    parser = sweep_parser(__doc__)
     parser.add_argument("--cells", nargs="+", type=cell, default=[cell(text) for text in CELLS], metavar="TxN:W,W",
                         help=f"sizes and their widths ({' '.join(CELLS)})")  # fmt: skip
     parser.add_argument("--heads", nargs="+", type=int, default=[1], help="of a block (1)")
-    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3000, help="of every run (3000)")
-    parser.add_argument("--batch", type=int, default=32, help="sequences a step (32)")
-    parser.add_argument("--eval-batches", type=int, default=4)
-    parser.add_argument("--vocabulary", type=int, default=1024)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--bfloat16", action="store_true", help="on a GPU: products in bfloat16, not in float32")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
-    parser.add_argument("--out", default="out/mqar")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
-    parser.add_argument("--minutes", type=float, help="stop after so long; call again to go on")
-    parser.add_argument("--draw", action="store_true", help="train nothing: summarise and draw what is there")
+    parser.add_argument("--seeds", type=int, default=3, help="runs at every rate (3)")
     options = parser.parse_args()
     options.stop = None  # nothing ends early
     return options

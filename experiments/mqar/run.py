@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
 from console import PROGRAM, Progress, table, write_atomically  # noqa: E402
+from trainings import Shared, outcome_of  # noqa: E402
 
 RATES = (1e-2, 5e-3, 2e-2, 2.5e-3)  # the likeliest first
 EVALUATIONS = 20  # of a run
@@ -145,28 +146,24 @@ class Worker:
         """Whether it came to its end; False where the loss was not finite."""
         print(file, file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline().strip()
-        if answer.startswith("finished "):
-            return True
-        if "the loss is" in answer:
-            return False
+        if outcome := outcome_of(answer):
+            return outcome == "finished"
         raise RuntimeError(answer or f"gka train ended in the middle of {file.name}; {self.log} may say why")
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
 
-class Sweep:
+class Sweep(Shared):
     """Which runs are done, which go on, and which comes next."""
 
     def __init__(self, options: argparse.Namespace):
+        super().__init__()
         self.options = options
         self.folder = Path(options.out)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file = self.folder / "results.jsonl"
-        self.changed = threading.Condition()
-        self.running: set[str] = set()
         self.workers: list[Worker] = []
-        self.stopping = False
         self.failure = ""
         self.results: dict[str, dict] = {}
         self._load()
@@ -192,7 +189,7 @@ class Sweep:
                 self.workers.append(worker)
                 if self.stopping:
                     worker.stop()
-            while run := self._next():
+            while run := self.take(self._next):
                 result = self._train(worker, run)
                 with self.changed:
                     if not self.stopping:
@@ -206,17 +203,7 @@ class Sweep:
         worker.stop()
 
     def _next(self) -> Run | None:
-        """Waits where what comes next depends on a run that is not done yet."""
-        with self.changed:
-            while not self.stopping:
-                ready = (run for run in self.order() if run.name not in self.results and run.name not in self.running)
-                if run := next(ready, None):
-                    self.running.add(run.name)
-                    return run
-                if not self.running:
-                    return None
-                self.changed.wait()
-        return None
+        return next((run for run in self.order() if run.name not in self.results and run.name not in self.busy), None)
 
     def order(self) -> Iterator[Run]:
         """All that is known to be needed, the most informative first: rates, then seeds, of long runs at last."""
@@ -282,7 +269,7 @@ class Sweep:
     def _keep(self, result: dict) -> None:
         with self.changed:
             self.results[result["name"]] = result
-            self.running.discard(result["name"])
+            self.busy.discard(result["name"])
             with self.file.open("a") as file:
                 file.write(json.dumps(result) + "\n")
                 file.flush()
@@ -414,16 +401,28 @@ def size(text: str) -> tuple[int, int]:
     return tokens, pairs
 
 
+def sweep_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that this sweep and the grid have in common."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS), metavar="LAYER",
+                        help=f"any of {', '.join(LAYERS)}")  # fmt: skip
+    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
+    parser.add_argument("--steps", type=int, default=3000, help="of a run, at most (3000)")
+    parser.add_argument("--batch", type=int, default=32, help="sequences a step (32)")
+    parser.add_argument("--eval-batches", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=1024)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--bfloat16", action="store_true", help="on a GPU: products in bfloat16, not in float32")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
+    parser.add_argument("--out", default="out/mqar")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
+    parser.add_argument("--minutes", type=float, help="stop after so long; call again to go on")
+    parser.add_argument("--draw", action="store_true", help="train nothing: summarise and draw what is there")
+    return parser
+
+
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--layers",
-        nargs="+",
-        choices=list(LAYERS),
-        default=list(LAYERS),
-        metavar="LAYER",
-        help=f"any of {', '.join(LAYERS)}",
-    )
+    parser = sweep_parser(__doc__)
     parser.add_argument("--widths", nargs="+", type=int, default=[32, 64, 128])
     parser.add_argument(
         "--sizes",
@@ -433,11 +432,7 @@ def arguments() -> argparse.Namespace:
         metavar="TxN",
         help="tested sizes (128x32 256x64)",
     )
-    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--seeds", type=int, default=3, help="runs at the best rate, the first included (3)")
-    parser.add_argument("--steps", type=int, default=3000, help="of a run, at most (3000)")
-    parser.add_argument("--batch", type=int, default=32, help="sequences a step (32)")
-    parser.add_argument("--eval-batches", type=int, default=4)
     parser.add_argument("--stop", type=float, default=0.99, help="a run ends at this accuracy (0.99)")
     parser.add_argument(
         "--longer-below",
@@ -446,14 +441,6 @@ def arguments() -> argparse.Namespace:
         metavar="ACCURACY",
         help=f"where a seed at the best learning rate ends below this ({CHANCE:g}): {LONGER} times the steps for all",
     )
-    parser.add_argument("--vocabulary", type=int, default=1024)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--bfloat16", action="store_true", help="on a GPU: products in bfloat16, not in float32")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
-    parser.add_argument("--out", default="out/mqar")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
-    parser.add_argument("--minutes", type=float, help="stop after so long; call again to go on")
-    parser.add_argument("--draw", action="store_true", help="train nothing: summarise and draw what is there")
     return parser.parse_args()
 
 

@@ -61,17 +61,22 @@ train::Outcome train_file(const std::string& file, const TrainOptions& options) 
 }
 
 /// Trains the files named on standard input, as they come. Each is answered by a line, so that another program can hand
-/// out the work: "finished FILE", or "failed FILE: " and the sentence.
+/// out the work: "finished FILE", "diverged FILE: " or "failed FILE: " and the sentence.
 int train_listed(const TrainOptions& options) {
   int status = 0;
   for (std::string file; std::getline(std::cin, file);) {
     if (file.empty()) continue;
+    const auto say = [&](const char* what, const std::exception& error) {
+      std::cout << what << " " << file << ": " << error.what() << std::endl;
+      status = 1;
+    };
     try {
       if (train_file(file, options) == train::Outcome::stopped) return kStopped;
       std::cout << "finished " << file << std::endl;
+    } catch (const train::Diverged& error) {
+      say("diverged", error);
     } catch (const std::exception& error) {
-      std::cout << "failed " << file << ": " << error.what() << std::endl;
-      status = 1;
+      say("failed", error);
     }
   }
   return status;

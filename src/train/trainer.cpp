@@ -304,11 +304,10 @@ void Trainer::explain_not_finite(const Parts& parts, double loss) const {
   }
   if (where.empty()) where = "every layer and gradient is finite, but their sum is not";
   const auto saved = list_checkpoints(config_.output);
-  throw std::runtime_error(print("the loss is %g at step %lld: ", loss, static_cast<long long>(step_)) + where +
-                           "; start a new run with a lower learning_rate (it was " +
-                           print("%g", config_.learning_rate) + ") or more warmup" +
-                           (saved.empty()
-                                ? std::string(".")
+  throw Diverged(print("the loss is %g at step %lld: ", loss, static_cast<long long>(step_)) + where +
+                 "; start a new run with a lower learning_rate (it was " + print("%g", config_.learning_rate) +
+                 ") or more warmup" +
+                 (saved.empty() ? std::string(".")
                                 : ", with --from " + saved.back().path.string() + " to keep what was learned."));
 }
 
@@ -479,6 +478,9 @@ Outcome train(const Config& config, Start start) {
     const auto outcome = trainer.run();
     write_state(run, outcome == Outcome::finished ? RunState::finished : RunState::stopped, config.steps);
     return outcome;
+  } catch (const Diverged& error) {
+    note_failure(config, lock, made_folder, error.what());
+    throw;
   } catch (const c10::Error& error) {
     throw failed(sentence_of(error.what_without_backtrace()));
   } catch (const std::exception& error) {

@@ -192,7 +192,8 @@ def test_the_documentation_has_every_key(gka):
 def test_a_list_of_runs_comes_from_standard_input(gka, whole):
     gka.write(output="a")
     gka.write("wrong.json", output="b", steps=0)
-    (gka.folder / "list").write_text("small.json\nwrong.json\n")
+    gka.write("far.json", output="c", learning_rate=1e30, clip=0, warmup=0, weight_decay=0)
+    (gka.folder / "list").write_text("small.json\nwrong.json\nfar.json\n")
     done = subprocess.run(
         f"{PROGRAM} train - < list",
         shell=True,
@@ -201,9 +202,11 @@ def test_a_list_of_runs_comes_from_standard_input(gka, whole):
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    first, second = done.stdout.splitlines()
+    first, second, third = done.stdout.splitlines()
     assert first == "finished small.json"
     assert second.startswith("failed wrong.json: ")
+    assert third.startswith("diverged far.json: the loss is ")
+    assert [told["state"] for told in json.loads(gka.call("runs", "c", "--json").stdout)] == ["failed"]
     assert done.returncode == 1
     assert gka.weights("a") == whole.weights("runs/small")  # as alone in its process
 
