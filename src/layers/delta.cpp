@@ -1,10 +1,10 @@
 // The delta rules: DeltaNet, Gated DeltaNet and Kimi Delta Attention. Each writes β (v − Sᵀk), what the memory does not
 // already answer; they differ in how it fades: not at all, per head, per key channel.
-#include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "layers/functions.h"
+#include "layers/head_sizes.h"
 #include "layers/memory.h"
 #include "layers/mixers.h"
 #include "layers/projection.h"
@@ -20,15 +20,11 @@ at::Tensor write_strength(const at::Tensor& x, const at::Tensor& weight, bool al
   return allow_neg_eigval ? beta * 2 : beta;
 }
 
-struct Sizes {
-  std::int64_t q_heads, k_heads, v_heads, heads, key_dim, value_dim;
-};
-
 /// What the three have in common: q, k, v, the rule and the output.
 class DeltaMixer : public Mixer {
  public:
   struct Options {
-    Sizes sizes{};
+    HeadSizes sizes{};
     std::int64_t conv_size = 0;
     bool conv_bias = false;
     bool allow_neg_eigval = false;
@@ -107,7 +103,7 @@ class DeltaMixer : public Mixer {
   HeadOutput output_;
 };
 
-Sizes equal_heads(std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim) {
+HeadSizes equal_heads(std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim) {
   return {
       .q_heads = heads, .k_heads = heads, .v_heads = heads, .heads = heads, .key_dim = key_dim, .value_dim = value_dim};
 }
@@ -125,15 +121,7 @@ DeltaMixer::Options deltanet_options(const MixerConfig& config) {
 
 DeltaMixer::Options gdn_options(const MixerConfig& config) {
   const auto& c = config.gdn;
-  const auto head_dim = or_else(c.head_dim, config.head_dim);
-  Sizes sizes{.q_heads = or_else(c.num_q_heads, config.num_attention_heads),
-              .k_heads = or_else(c.num_k_heads, config.num_key_value_heads),
-              .v_heads = or_else(c.num_v_heads, config.num_key_value_heads),
-              .heads = 0,
-              .key_dim = whole(c.expand_k, head_dim, "expand_k"),
-              .value_dim = whole(c.expand_v, head_dim, "expand_v")};
-  sizes.heads = std::max({sizes.q_heads, sizes.k_heads, sizes.v_heads});
-  divided(sizes.heads, sizes.q_heads, "copies of each query head");
+  const auto sizes = grouped_heads(c, config);
   return {.sizes = sizes,
           .conv_size = c.use_short_conv ? c.conv_size : 0,
           .conv_bias = c.conv_bias,

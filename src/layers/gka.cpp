@@ -15,6 +15,7 @@
 
 #include "gka/gka.h"
 #include "layers/functions.h"
+#include "layers/head_sizes.h"
 #include "layers/memory.h"
 #include "layers/mixers.h"
 #include "layers/projection.h"
@@ -24,20 +25,8 @@
 namespace gka::layers {
 namespace {
 
-struct Sizes {
-  std::int64_t q_heads, k_heads, v_heads, heads, key_dim, value_dim;
-};
-
-Sizes sizes_of(const GkaConfig& c, const MixerConfig& config) {
-  const auto head_dim = or_else(c.head_dim, config.head_dim);
-  Sizes s{.q_heads = or_else(c.num_q_heads, config.num_attention_heads),
-          .k_heads = or_else(c.num_k_heads, config.num_key_value_heads),
-          .v_heads = or_else(c.num_v_heads, config.num_key_value_heads),
-          .heads = 0,
-          .key_dim = whole(c.expand_k, head_dim, "expand_k"),
-          .value_dim = whole(c.expand_v, head_dim, "expand_v")};
-  s.heads = std::max({s.q_heads, s.k_heads, s.v_heads});
-  divided(s.heads, s.q_heads, "copies of each query head");
+HeadSizes sizes_of(const GkaConfig& c, const MixerConfig& config) {
+  const auto s = grouped_heads(c, config);
   if (c.sketch_dim > s.key_dim) {
     throw std::invalid_argument("sketch_dim is " + std::to_string(c.sketch_dim) + ", more than the " +
                                 std::to_string(s.key_dim) + " dimensions of a key; it must be smaller, or 0 for none.");
@@ -366,7 +355,7 @@ class Gka final : public Mixer {
   }
 
   GkaConfig config_;
-  Sizes sizes_;
+  HeadSizes sizes_;
   SharedRoom room_;
   HeadProjection query_, key_, value_;
   HeadExpansion expand_k_, expand_v_;
