@@ -1,5 +1,5 @@
 // The table of mixers. A new one is a header with its choices and its make function, a file with its class, a line in
-// mixers.cpp, and, if it has choices, its place in MixerConfig.
+// either half of the table (kinds.h, mixers.cpp), and, if it has choices, its place in MixerConfig.
 #pragma once
 
 #include <cstdint>

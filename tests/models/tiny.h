@@ -6,9 +6,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randint.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 
+#include "layers/kinds.h"
 #include "models/decoder.h"
 
 namespace gka::models::test {
@@ -45,7 +48,11 @@ inline double error_of(const at::Tensor& a, const at::Tensor& b) {
   return ((wide(a) - wide(b)).norm() / wide(b).norm()).item<double>();
 }
 
-/// One token of every kind of mixer.
-inline constexpr const char* kEveryKind[] = {"*", "SWA", "GKA", "GDN", "M2", "DN", "KDA", "MESA", "GLA", "RET", "LA"};
+/// The token of every kind of mixer.
+inline constexpr auto kEveryKind = [] {
+  std::array<const char*, layers::kKindNames.size()> tokens{};
+  std::ranges::transform(layers::kKindNames, tokens.begin(), [](const auto& kind) { return kind.token.data(); });
+  return tokens;
+}();
 
 }  // namespace gka::models::test

@@ -4,6 +4,7 @@ import copy
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 import gka
 
 PROGRAM = Path(sys.executable).parent / "gka"
-ALL = "*-SWA-GKA-GDN-M2-DN-KDA-MESA-GLA-RET-LA"
+ALL = "-".join(gka.models.MIXERS)
 CONFIG = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -98,6 +99,25 @@ def test_packed_sequences_are_the_same_as_one_by_one(model):
     packed = model(ids, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
     alone = torch.cat([model(part) for part in ids.split(lengths, 1)], 1)
     assert_same(packed, alone)
+
+
+def test_every_kind_of_layer_that_the_library_knows_is_a_module():
+    with pytest.raises(ValueError, match="the type 'NONE', which is not known") as error:
+        gka.models.read_config(CONFIG | {"hybrid_override_pattern": "NONE"})
+    known = re.search(r"the types are (.+)$", str(error.value))[1].split(", ")
+    assert sorted(known) == sorted(gka.models.MIXERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [("solver", gka.nn.Solver), ("gradient", gka.nn.Gradient), ("ridge_mode", gka.nn.RidgeMode)],
+)
+def test_the_choices_of_the_block_are_those_of_the_operator(name, choices):
+    x = torch.randn(1, 2, 1, 4)
+    with pytest.raises(ValueError, match=f"{name} takes one of") as error:
+        gka.gated_kalmanet(x, x, x, **{name: "none"})
+    known = re.search(r"takes one of (.+), got", str(error.value))[1].split(", ")
+    assert known == list(choices.__args__)
 
 
 def test_a_step_is_one_more_token_and_has_no_gradient(model):
