@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -205,12 +204,10 @@ void launch_blocks_of(void (*kernel)(Parameters...), std::int64_t grid, int shar
   check(cudaGetLastError(), "starting a kernel");
 }
 
-/// Whether code for this kernel has wait_for_earlier in it, and the device knows what that is. Asked once for each: the
-/// answer takes longer than a launch.
+/// Whether code for this kernel has wait_for_earlier in it, and the device knows what that is. Asked once for each by
+/// each thread: the answer takes longer than a launch.
 inline bool can_start_early(const void* kernel, int device) {
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, bool> known;
-  const std::scoped_lock lock(mutex);
+  thread_local std::map<std::pair<const void*, int>, bool> known;
   const auto [place, is_new] = known.try_emplace({kernel, device}, false);
   if (is_new) {
     cudaFuncAttributes compiled{};

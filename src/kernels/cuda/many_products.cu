@@ -94,11 +94,80 @@ struct Tile {
   }
 };
 
+/// A warp's part of a tile: 32 rows of x, and of the tile's columns so many that all warps together have all of both.
+template <int kRows>
+struct WarpPart {
+  static constexpr int kRowWarps = kRows / kWarpRows, kWarpColumns = kColumns / (kOwnWarps / kRowWarps);
+  static constexpr int kAcross = kWarpColumns / 8;
+  int row, column, own, four;  // of the tile; this lane's row and numbers of a product's operands
+  float sums[2][kAcross][4] = {};
+
+  __device__ __forceinline__ WarpPart()
+      : row(warp() % kRowWarps * kWarpRows),
+        column(warp() / kRowWarps * kWarpColumns),
+        own(lane() / 4),
+        four(lane() % 4 * 4) {}
+
+  __device__ __forceinline__ void add(const Stage<kRows>& stage) {
+    float part[2][kAcross][4] = {};
+#pragma unroll
+    for (int at = 0; at < kDeep; at += 16) {
+      std::uint32_t rows[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Two numbers = four_of(&stage.x[row + 16 * m + 8 * half + own][at + four]);
+          rows[m][half] = numbers.of[0];
+          rows[m][2 + half] = numbers.of[1];
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kAcross; ++n) {
+        const Two weights = stage.weights.four(column + 8 * n + own, at + four);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) memory::multiply_add(part[m][n], rows[m], weights.of[0], weights.of[1]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kAcross; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float scale = stage.weights.scales[column + 8 * n + lane() % 4 * 2 + i % 2];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) sums[m][n][i] += scale * part[m][n][i];
+      }
+    }
+  }
+
+  /// Into y, or, where the depth is split, into this split's own part.
+  __device__ __forceinline__ void write(const ManyProducts& p, const Tile& t, std::int64_t splits, float* parts) const {
+    const auto& matrix = p.of[t.matrix];
+    const std::int64_t all = p.tiles() * kColumns;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int n = 0; n < kAcross; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const std::int64_t at_row = row + 16 * m + i / 2 * 8 + own;
+          const int at_column = column + 8 * n + lane() % 4 * 2 + i % 2;
+          if (at_row >= p.rows) continue;
+          if (splits > 1) {
+            parts[(t.split * p.rows + at_row) * all + t.column + at_column] = sums[m][n][i];
+          } else if (t.first + at_column < matrix.outputs) {
+            static_cast<Bits*>(matrix.y)[at_row * matrix.outputs + t.first + at_column] =
+                static_cast<Bits>(two_bfloat16(sums[m][n][i], 0));
+          }
+        }
+      }
+    }
+  }
+};
+
 template <int kRows>
 __global__ void __launch_bounds__(kBlock, 2)
     multiply_many(const __grid_constant__ ManyProducts p, std::int64_t splits, float* parts) {
-  constexpr int kRowWarps = kRows / kWarpRows, kWarpColumns = kColumns / (kOwnWarps / kRowWarps);
-  constexpr int kAcross = kWarpColumns / 8;
   auto* stages = reinterpret_cast<Stage<kRows>*>(shared_memory());
   let_next_start();
   const Tile t = Tile::of(p, splits);
@@ -120,9 +189,7 @@ __global__ void __launch_bounds__(kBlock, 2)
     end_group();
   }
 
-  const int warp_row = warp() % kRowWarps * kWarpRows, warp_column = warp() / kRowWarps * kWarpColumns;
-  const int own = lane() / 4, four = lane() % 4 * 4;
-  float sums[2][kAcross][4] = {};
+  WarpPart<kRows> own;
   for (int group = begin; group < end; ++group) {
     wait_for_groups_but<kStages - 2>();
     sync();
@@ -131,58 +198,10 @@ __global__ void __launch_bounds__(kBlock, 2)
       fetch_x(group + kStages - 1);
     }
     end_group();
-    const auto& stage = stages[(group - begin) % kStages];
-    float part[2][kAcross][4] = {};
-#pragma unroll
-    for (int at = 0; at < kDeep; at += 16) {
-      std::uint32_t rows[2][4];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const Two numbers = four_of(&stage.x[warp_row + 16 * m + 8 * half + own][at + four]);
-          rows[m][half] = numbers.of[0];
-          rows[m][2 + half] = numbers.of[1];
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < kAcross; ++n) {
-        const Two weights = stage.weights.four(warp_column + 8 * n + own, at + four);
-#pragma unroll
-        for (int m = 0; m < 2; ++m) memory::multiply_add(part[m][n], rows[m], weights.of[0], weights.of[1]);
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kAcross; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float scale = stage.weights.scales[warp_column + 8 * n + lane() % 4 * 2 + i % 2];
-#pragma unroll
-        for (int m = 0; m < 2; ++m) sums[m][n][i] += scale * part[m][n][i];
-      }
-    }
+    own.add(stages[(group - begin) % kStages]);
   }
   wait_for_copies();
-
-  const std::int64_t all = p.tiles() * kColumns;
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int n = 0; n < kAcross; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const std::int64_t row = warp_row + 16 * m + i / 2 * 8 + own;
-        const int column = warp_column + 8 * n + lane() % 4 * 2 + i % 2;
-        if (row >= p.rows) continue;
-        if (splits > 1) {
-          parts[(t.split * p.rows + row) * all + t.column + column] = sums[m][n][i];
-        } else if (t.first + column < matrix.outputs) {
-          static_cast<Bits*>(matrix.y)[row * matrix.outputs + t.first + column] =
-              static_cast<Bits>(two_bfloat16(sums[m][n][i], 0));
-        }
-      }
-    }
-  }
+  own.write(p, t, splits, parts);
 }
 
 /// A thread has two neighbouring outputs of a row.

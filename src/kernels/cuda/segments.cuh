@@ -24,18 +24,22 @@ struct Plan {
   __device__ std::int64_t count(const Problem& p) const { return begin[p.sequences]; }
 };
 
+/// Where a sequence begins in its row, and how many tokens it has. Nobody has looked at cu_seqlens: whatever is in it,
+/// no token outside the arrays is touched.
+__device__ inline std::int64_t first_token(const Problem& p, std::int64_t n) {
+  return p.cu_seqlens != nullptr ? min(max(p.cu_seqlens[n], std::int64_t{0}), p.tokens) : std::int64_t{0};
+}
+__device__ inline std::int64_t tokens_of_sequence(const Problem& p, std::int64_t n) {
+  return p.cu_seqlens != nullptr ? max(first_token(p, n + 1) - first_token(p, n), std::int64_t{0}) : p.tokens;
+}
+
 /// One block: thread t counts, then writes, the segments of its share of the sequences.
 static __global__ void make_plan(const __grid_constant__ Problem p, Plan plan) {
   double* counts = scratch();
   const std::int64_t share = (p.sequences + kThreads - 1) / kThreads;
   const std::int64_t from = thread() * share, to = min(from + share, p.sequences);
-  // Nobody has looked at cu_seqlens: whatever is in it, no token outside the arrays is touched.
-  const auto start = [&](std::int64_t n) {
-    return p.cu_seqlens != nullptr ? min(max(p.cu_seqlens[n], std::int64_t{0}), p.tokens) : std::int64_t{0};
-  };
-  const auto length = [&](std::int64_t n) {
-    return p.cu_seqlens != nullptr ? max(start(n + 1) - start(n), std::int64_t{0}) : p.tokens;
-  };
+  const auto start = [&](std::int64_t n) { return first_token(p, n); };
+  const auto length = [&](std::int64_t n) { return tokens_of_sequence(p, n); };
   std::int64_t own = 0;
   for (std::int64_t n = from; n < to; ++n) own += (length(n) + kSegment - 1) / kSegment;
   counts[thread()] = static_cast<double>(own);

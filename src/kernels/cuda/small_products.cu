@@ -129,25 +129,47 @@ struct Sums {
   float of[2][kMatrices][kOwnWarps][kRows * kColumns];
 };
 
+/// How the products are cut: columns of kColumns outputs go round the blocks, slices of the depth to the warps, and a
+/// slice is multiplied in pieces. The host sizes the rings by it, and a warp finds its own.
+template <typename Stored, int kMatrices>
+struct Cut {
+  static constexpr int kAhead = kPieces / kMatrices;
+  static constexpr int kAll = kOwnWarps * Stored::kGranule;
+
+  /// Of all matrices; the two of a gated product go together.
+  __device__ __host__ static __forceinline__ std::int64_t columns(const SmallProducts& p) {
+    std::int64_t columns = 0;
+    for (int i = 0; i < (kMatrices == 2 ? 1 : p.count); ++i) columns += (p.of[i].outputs + kColumns - 1) / kColumns;
+    return columns;
+  }
+  __device__ __host__ static __forceinline__ int slice(const SmallProducts& p) {
+    return static_cast<int>((p.depth + kAll - 1) / kAll) * Stored::kGranule;
+  }
+  __device__ __host__ static __forceinline__ int parts(int slice) { return (slice + kPiece - 1) / kPiece; }
+  /// Pieces that a warp's ring has room for, a slot for each matrix: kAhead, or all that a block has at most.
+  __device__ __host__ static __forceinline__ std::int64_t ring(std::int64_t columns, int parts, std::int64_t blocks) {
+    const std::int64_t most = (columns + blocks - 1) / blocks * parts;
+    return most < kAhead ? most : kAhead;
+  }
+};
+
 /// What the block multiplies, in order: columns of outputs, and of each the pieces of this warp's slice of the depth.
 template <typename Stored, int kMatrices>
 struct Pieces {
-  static constexpr int kAhead = kPieces / kMatrices;
+  static constexpr int kAhead = Cut<Stored, kMatrices>::kAhead;
   const SmallProducts& p;
   typename Stored::Slot* ring;
   int slice, parts, total;  // of the depth; pieces of the slice; of all
 
-  /// A ring has room for kAhead pieces, or for all of them.
   __device__ __forceinline__ Pieces(const SmallProducts& products, char* rings) : p(products) {
-    std::int64_t columns = 0;
-    for (int i = 0; i < (kMatrices == 2 ? 1 : p.count); ++i) columns += (p.of[i].outputs + kColumns - 1) / kColumns;
+    using Own = Cut<Stored, kMatrices>;
+    const std::int64_t columns = Own::columns(p);
     const std::int64_t mine = columns > block() ? (columns - block() + blocks() - 1) / blocks() : 0;
-    constexpr int kAll = kOwnWarps * Stored::kGranule;
-    slice = static_cast<int>((p.depth + kAll - 1) / kAll) * Stored::kGranule;
-    parts = (slice + kPiece - 1) / kPiece;
+    slice = Own::slice(p);
+    parts = Own::parts(slice);
     total = static_cast<int>(mine) * parts;
-    const std::int64_t most = (columns + blocks() - 1) / blocks() * parts;
-    ring = reinterpret_cast<typename Stored::Slot*>(rings) + warp() * (most < kAhead ? most : kAhead) * kMatrices;
+    const std::int64_t room = Own::ring(columns, parts, blocks());
+    ring = reinterpret_cast<typename Stored::Slot*>(rings) + warp() * room * kMatrices;
   }
   __device__ __forceinline__ typename Stored::Slot& slot(int piece, int matrix) const {
     return ring[piece % kAhead * kMatrices + matrix];
@@ -319,15 +341,11 @@ __global__ void __launch_bounds__(kOwnThreads, 3) multiply_few(const __grid_cons
 
 template <typename Stored, int kMatrices>
 void start(const SmallProducts& p, const Device& device) {
-  std::int64_t columns = 0;
-  for (int i = 0; i < (p.gated ? 1 : p.count); ++i) columns += (p.of[i].outputs + kColumns - 1) / kColumns;
-  const std::int64_t grid = std::min<std::int64_t>(multiprocessors(device.index), columns);
-  constexpr std::int64_t kAll = kOwnWarps * Stored::kGranule, kAhead = Pieces<Stored, kMatrices>::kAhead;
-  const std::int64_t slice = (p.depth + kAll - 1) / kAll * Stored::kGranule;
-  const std::int64_t pieces = (columns + grid - 1) / grid * ((slice + kPiece - 1) / kPiece);
-  const auto slots = static_cast<std::size_t>(kOwnWarps * kMatrices * std::min(pieces, kAhead));
+  using Own = Cut<Stored, kMatrices>;
+  const std::int64_t columns = Own::columns(p), grid = std::min<std::int64_t>(multiprocessors(device.index), columns);
+  const std::int64_t slots = kOwnWarps * kMatrices * Own::ring(columns, Own::parts(Own::slice(p)), grid);
   const std::size_t bytes = sizeof(Sums<kMatrices>) + static_cast<std::size_t>(p.rows * pitch_of(p.depth)) * 2 +
-                            slots * sizeof(typename Stored::Slot);
+                            static_cast<std::size_t>(slots) * sizeof(typename Stored::Slot);
   launch_early<kOwnThreads>(multiply_few<Stored, kMatrices>, grid, static_cast<int>(bytes), device.index, device.stream,
                             p);
 }

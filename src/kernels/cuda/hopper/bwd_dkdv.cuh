@@ -409,6 +409,8 @@ __device__ __forceinline__ void request_symmetric(BulkBarrier& states, const Til
   }
 }
 
+/// Longer than most: a list of products, in which one sees together which tile is free to be written again, and which
+/// sums wait in registers for what arrives.
 template <typename Shape>
 __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, kDkDvBlocks<Shape::kSize>)
     bwd_dkdv(const __grid_constant__ Problem p, const __grid_constant__ Gradients out, Plan plan,

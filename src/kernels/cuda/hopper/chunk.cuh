@@ -42,13 +42,8 @@ __device__ inline void find_cut(const Problem& p, const Cut& cut) {
   __shared__ std::int64_t sums[2][kThreads];
   const std::int64_t share = (p.sequences + kThreads - 1) / kThreads;
   const std::int64_t from = thread() * share, to = min(from + share, p.sequences);
-  // Nobody has looked at cu_seqlens: whatever is in it, no token outside the arrays is touched.
-  const auto start = [&](std::int64_t n) {
-    return p.cu_seqlens != nullptr ? min(max(p.cu_seqlens[n], std::int64_t{0}), p.tokens) : std::int64_t{0};
-  };
-  const auto length = [&](std::int64_t n) {
-    return p.cu_seqlens != nullptr ? max(start(n + 1) - start(n), std::int64_t{0}) : p.tokens;
-  };
+  const auto start = [&](std::int64_t n) { return first_token(p, n); };
+  const auto length = [&](std::int64_t n) { return tokens_of_sequence(p, n); };
   const auto segments = [&](std::int64_t n) { return (length(n) + kSegment - 1) / kSegment; };
   const auto groups = [&](std::int64_t n) { return (segments(n) + cut.per_group - 1) / cut.per_group; };
   std::int64_t own[2] = {0, 0};

@@ -336,22 +336,27 @@ __device__ __forceinline__ void finish_x(float (&u1)[D / 2], const float (&unsca
   for (int n = 0; n < D / 2; ++n) u1[n] = u1[n] * factor[n / 2 % 2] + nothing[n / 2 % 2];
 }
 
-/// 1 − q·ρx̃/‖q‖² of this thread's rows, `to` those of the chunk's tokens, `heads` apart.
-template <int D>
-__device__ __forceinline__ void write_certainty(const float (&u1)[D / 2], const SystemRows& rows, const uint4* query,
-                                                double ridge, double* to, std::int64_t heads) {
-  float dots[2] = {0, 0}, squares[2] = {0, 0};
+/// body(at, half, q): the numbers `at` and `at + 1` of this thread's part of the queries, which are of its row `half`.
+template <int D, typename Body>
+__device__ __forceinline__ void each_of_query(const uint4* query, Body&& body) {
 #pragma unroll
   for (int n = 0; n < D / 2; n += 8) {
     const uint4 words = query[n / 8 * kWarpgroup];
     const std::uint32_t of_q[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const float2 q_at = unpack_half(of_q[w]);
-      dots[w % 2] += q_at.x * u1[n + 2 * w] + q_at.y * u1[n + 2 * w + 1];
-      squares[w % 2] += q_at.x * q_at.x + q_at.y * q_at.y;
-    }
+    for (int w = 0; w < 4; ++w) body(n + 2 * w, w % 2, unpack_half(of_q[w]));
   }
+}
+
+/// 1 − q·ρx̃/‖q‖² of this thread's rows, `to` those of the chunk's tokens, `heads` apart.
+template <int D>
+__device__ __forceinline__ void write_certainty(const float (&u1)[D / 2], const SystemRows& rows, const uint4* query,
+                                                double ridge, double* to, std::int64_t heads) {
+  float dots[2] = {0, 0}, squares[2] = {0, 0};
+  each_of_query<D>(query, [&](int at, int half, float2 q) {
+    dots[half] += q.x * u1[at] + q.y * u1[at + 1];
+    squares[half] += q.x * q.x + q.y * q.y;
+  });
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int c = own_row() + 8 * i;
@@ -369,19 +374,11 @@ __device__ __forceinline__ void mix_with_query(float (&u1)[D / 2], float (&top)[
   const float mix[2] = {rows.alpha[own_row()], rows.alpha[own_row() + 8]};
   const float by[2] = {mix[0] * rows.inverse_norm[own_row()], mix[1] * rows.inverse_norm[own_row() + 8]};
   const float rest[2] = {(1 - mix[0]) * unscale[0], (1 - mix[1]) * unscale[1]};
-#pragma unroll
-  for (int n = 0; n < D / 2; n += 8) {
-    const uint4 words = query[n / 8 * kWarpgroup];
-    const std::uint32_t of_q[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const int at = n + 2 * w, half = w % 2;
-      const float2 q_at = unpack_half(of_q[w]);
-      u1[at] = rest[half] * q_at.x + by[half] * u1[at];
-      u1[at + 1] = rest[half] * q_at.y + by[half] * u1[at + 1];
-      top[half] = fmaxf(top[half], fmaxf(fabsf(u1[at]), fabsf(u1[at + 1])));
-    }
-  }
+  each_of_query<D>(query, [&](int at, int half, float2 q) {
+    u1[at] = rest[half] * q.x + by[half] * u1[at];
+    u1[at + 1] = rest[half] * q.y + by[half] * u1[at + 1];
+    top[half] = fmaxf(top[half], fmaxf(fabsf(u1[at]), fabsf(u1[at + 1])));
+  });
 }
 
 /// z as `chunk_o` reads it.

@@ -200,15 +200,10 @@ __global__ void __launch_bounds__(kBlock, 1)
     bwd_inputs(const __grid_constant__ ChunkedMemory m, const __grid_constant__ ChunkedMemorySaved saved,
                const __grid_constant__ ChunkedMemoryGradients to) {
   auto& s = *reinterpret_cast<Shared<kKeys>*>(shared_memory());
-  const std::int64_t slot = block() / m.heads, head = block() % m.heads, place = slot * m.heads + head;
-  const Chunk chunk = chunk_at(m, slot);
+  const Task task = own_task(m);
+  const auto [slot, head, place, chunk] = task;
   if (chunk.tokens == 0) return;
-  fetch<kBlock, kKeys>(s.q[0], m.q, chunk, head, static_cast<int>(m.key_dim));
-  fetch<kBlock, kKeys>(s.k[0], m.k, chunk, head, static_cast<int>(m.key_dim));
-  if constexpr (kDelta) {
-    fetch_matrix<kBlock, kChunk, kChunk>(s.t[0], static_cast<const Bits*>(saved.t) + place * kChunk * kChunk, kChunk,
-                                         kChunk, kChunk);
-  }
+  fetch_keys<kKeys, kDelta>(s, m, saved, task);
   fetch_block(s.blocks[0], m, saved, to, chunk, head, 0);
   if (thread() < kChunk) {
     s.sums[thread()] = tiles_at<kKeys, kDelta, Decay::per_head>(m, saved, slot, head)->sums[thread()];

@@ -237,11 +237,10 @@ template <int kKeys, bool kDelta>
 __global__ void __launch_bounds__(kBlock, 2)
     chunk_wy_channels(const __grid_constant__ ChunkedMemory m, const __grid_constant__ ChunkedMemorySaved saved) {
   auto& s = *reinterpret_cast<Shared<kKeys>*>(shared_memory());
-  const std::int64_t slot = block() / m.heads, head = block() % m.heads, place = slot * m.heads + head;
-  const Chunk chunk = chunk_at(m, slot);
+  const Task task = own_task(m);
+  const auto [slot, head, place, chunk] = task;
   if (chunk.tokens == 0) return;
-  fetch<kBlock, kKeys>(s.q[0], m.q, chunk, head, static_cast<int>(m.key_dim));
-  fetch<kBlock, kKeys>(s.k[0], m.k, chunk, head, static_cast<int>(m.key_dim));
+  fetch_queries_and_keys<kBlock, kKeys>(s, m, task);
   auto& tiles = *tiles_at<kKeys, kDelta, Decay::per_channel>(m, saved, slot, head);
   load_gates(s, m, chunk, head);
   wait_for_copies();
@@ -256,7 +255,7 @@ __global__ void __launch_bounds__(kBlock, 2)
     sync();
     wy::join<16>(s);
     wy::join<32>(s);
-    round_inverse(s, saved.t != nullptr ? static_cast<Bits*>(saved.t) + place * kChunk * kChunk : nullptr);
+    round_inverse(s, saved.t != nullptr ? t_of(saved, task) : nullptr);
     Sums<kKeys / 16> w;
     w.clear();
     const int rows = warp() % 4 * 16, columns = warp() / 4 * (kKeys / 2);

@@ -57,6 +57,14 @@ __device__ __forceinline__ void put_row_sums(float (&to)[kParts][kChunk], const 
   }
 }
 
+/// Starts copies of a task's queries, keys and, with the delta rule, T.
+template <int kKeys, bool kDelta, typename Shared>
+__device__ __forceinline__ void fetch_keys(Shared& s, const ChunkedMemory& m, const ChunkedMemorySaved& saved,
+                                           const Task& task) {
+  fetch_queries_and_keys<kBlock, kKeys>(s, m, task);
+  if constexpr (kDelta) fetch_matrix<kBlock, kChunk, kChunk>(s.t[0], t_of(saved, task), kChunk, kChunk, kChunk);
+}
+
 template <int kKeys>
 __device__ __forceinline__ void fetch_block(Block<kKeys>& to, const ChunkedMemory& m, const ChunkedMemorySaved& saved,
                                             const ChunkedMemoryGradients& g, const Chunk& chunk, std::int64_t head,

@@ -224,6 +224,20 @@ __device__ __forceinline__ Chunk chunk_at(const ChunkedMemory& m, std::int64_t s
   return chunk_of(low, first_token(m, low), first_token(m, low + 1), first, slot - first);
 }
 
+/// What a block of a pass over chunks has: a chunk of a head.
+struct Task {
+  std::int64_t slot, head, place;  // place: of all chunks of heads
+  Chunk chunk;
+};
+__device__ __forceinline__ Task own_task(const ChunkedMemory& m) {
+  const std::int64_t slot = block() / m.heads, head = block() % m.heads;
+  return {.slot = slot, .head = head, .place = slot * m.heads + head, .chunk = chunk_at(m, slot)};
+}
+/// Where its T is kept.
+__device__ __forceinline__ Bits* t_of(const ChunkedMemorySaved& saved, const Task& task) {
+  return static_cast<Bits*>(saved.t) + task.place * kChunk * kChunk;
+}
+
 /// β of a chunk's tokens, 0 behind its last one.
 __device__ __forceinline__ void load_beta(float (&to)[kChunk], const ChunkedMemory& m, const Chunk& chunk,
                                           std::int64_t head) {
@@ -255,6 +269,13 @@ __device__ __forceinline__ void fetch(Bits* to, const MemoryRows& rows, const Ch
   const auto* first = static_cast<const Bits*>(rows.data) + chunk.first * rows.token_stride + head * rows.head_stride;
   fetch_matrix<kBlock, kChunk, kWidth>(to, first + from, static_cast<int>(rows.token_stride), chunk.tokens,
                                        columns - from);
+}
+
+/// Starts copies of a task's queries and keys.
+template <int kBlock, int kKeys, typename Shared>
+__device__ __forceinline__ void fetch_queries_and_keys(Shared& s, const ChunkedMemory& m, const Task& task) {
+  fetch<kBlock, kKeys>(s.q[0], m.q, task.chunk, task.head, static_cast<int>(m.key_dim));
+  fetch<kBlock, kKeys>(s.k[0], m.k, task.chunk, task.head, static_cast<int>(m.key_dim));
 }
 
 /// The decay between two tokens from the sums of log decays up to each. It is a difference of long sums, which
