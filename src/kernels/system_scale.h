@@ -40,6 +40,28 @@ constexpr double certainty_of(double sigma, double q_rho_x, double q_squared) {
   return sigma == 0 ? 0 : q_squared > 0 ? 1 - q_rho_x / q_squared : 1;
 }
 
+/// What a report says of a token is made of, channel by channel: q, x̃, what (σH x̃ − q) has there, and ρ there.
+struct ReportSums {
+  double with_ridge = 0, without = 0;  // squares of the residuals
+  double variance = 0, unexplained = 0, squares = 0, mean_ridge = 0;
+
+  constexpr void add(double q, double x, double plain, double ridge, double sigma, int dim) {
+    const double full = plain + ridge * x;
+    with_ridge += full * full;
+    without += plain * plain;
+    variance += q * x * sigma;
+    unexplained += q * ridge * x;
+    squares += q * q;
+    mean_ridge += ridge / dim;
+  }
+  /// λ; of a diagonal its mean.
+  constexpr double ridge(const Options& options, double norm) const {
+    return options.ridge_mode == RidgeMode::adaptive ? options.ridge * norm
+           : options.ridge_diagonal != nullptr       ? mean_ridge
+                                                     : options.ridge;
+  }
+};
+
 /// The upper end of the spectrum of σH + ρ; its lower end is ρ.
 constexpr double spectrum_top(bool adaptive, double rho) { return adaptive ? 1 + rho : 1; }
 

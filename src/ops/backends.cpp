@@ -10,21 +10,12 @@
 #include <utility>
 
 #include "base/limits.h"
+#include "kernels/cuda/choose.h"
+#include "ops/on_gpu.h"
 
 namespace gka {
 namespace ops {
 namespace {
-
-#ifdef GKA_HAS_CUDA
-constexpr bool kCudaBuilt = true;
-#else
-constexpr bool kCudaBuilt = false;
-#endif
-#ifdef GKA_HAS_HOPPER
-constexpr bool kHopperBuilt = true;
-#else
-constexpr bool kHopperBuilt = false;
-#endif
 
 constexpr Backend kCpu = {
     .forward = [](const auto& problem, const auto& outputs,
@@ -119,8 +110,8 @@ struct Row {
 constexpr Row kRows[] = {
     {"reference", true, false, reference_detail},
     {"cpu", true, true, cpu_detail},
-    {"hopper", kHopperBuilt, true, hopper_detail},
-    {"cuda", kCudaBuilt, true, cuda_detail},
+    {"hopper", kernels::cuda::kHopperBuilt, true, hopper_detail},
+    {"cuda", kHasCuda, true, cuda_detail},
 };
 
 std::string built_names() {

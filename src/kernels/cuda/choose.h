@@ -105,6 +105,12 @@ inline Asked parse_asked(const char* variable) {
   throw std::invalid_argument("GKA_GPU=" + std::string(name) + " is not known; it takes one of hopper, plain");
 }
 
+#ifdef GKA_HAS_HOPPER
+constexpr bool kHopperBuilt = true;
+#else
+constexpr bool kHopperBuilt = false;
+#endif
+
 /// What a build on a card offers: the card's compute capability, ten times (0: there is no card), and whether the
 /// Hopper kernels were built.
 struct Offer {

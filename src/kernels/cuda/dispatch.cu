@@ -22,12 +22,6 @@ constexpr auto backward = plain::backward;
 
 namespace {
 
-#ifdef GKA_HAS_HOPPER
-constexpr bool kHopperBuilt = true;
-#else
-constexpr bool kHopperBuilt = false;
-#endif
-
 /// Ten times the device's compute capability; 0 where there is no such device.
 int capability_of(int device) {
   int major = 0, minor = 0;

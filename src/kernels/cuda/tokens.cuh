@@ -43,33 +43,23 @@ __device__ __noinline__ void write_report(const Problem& p, const Report& report
     const std::int64_t token = (b * p.tokens + t + c) * p.heads + head;
     const double sigma = w.op.sigma[c];
     const bool lost = w.op.lost[c] != 0;
-    double with_ridge = 0, without = 0, variance = 0, mean_ridge = 0, unexplained = 0, squares = 0;
+    ReportSums sums;
     for (int i = 0; i < dim; ++i) {
       const int at = i * kStride + c;
       const T difference = applied[at] - w.chunk.q[at];
       const double x = w.x[at], plain = difference, q = w.chunk.q[at];
-      const double ridge = w.op.diagonal ? static_cast<double>(w.op.ridge_row[i]) : w.op.rho[c];
-      const double full = plain + ridge * x;
-      with_ridge += full * full;
-      without += plain * plain;
-      variance += q * x * sigma;
-      unexplained += q * ridge * x;
-      squares += q * q;
-      mean_ridge += ridge / dim;
+      sums.add(q, x, plain, w.op.diagonal ? static_cast<double>(w.op.ridge_row[i]) : w.op.rho[c], sigma, dim);
       if (report.x != nullptr) report.x[token * dim + i] = lost ? not_a_number() : x * sigma;
     }
-    const double lambda = p.options.ridge_mode == RidgeMode::adaptive ? p.options.ridge * w.op.norm[c]
-                          : w.op.diagonal                             ? mean_ridge
-                                                                      : p.options.ridge;
     const auto put = [&](double* to, double value) {
       if (to != nullptr) to[token] = lost ? not_a_number() : value;
     };
     put(report.norm, w.op.norm[c]);
-    put(report.ridge, lambda);
-    put(report.residual, sqrt(with_ridge));
-    put(report.true_residual, sqrt(without));
-    put(report.variance, variance);
-    put(report.certainty, certainty_of(sigma, unexplained, squares));
+    put(report.ridge, sums.ridge(p.options, w.op.norm[c]));
+    put(report.residual, sqrt(sums.with_ridge));
+    put(report.true_residual, sqrt(sums.without));
+    put(report.variance, sums.variance);
+    put(report.certainty, certainty_of(sigma, sums.unexplained, sums.squares));
   });
 }
 

@@ -40,33 +40,23 @@ void write_report(const Problem& p, const Report& report, Workspace<T>& w, std::
   for (int c = 0; c < w.chunk.len; ++c) {
     const std::int64_t token = (b * p.tokens + t + c) * p.heads + head;
     const double sigma = w.op.sigma[c];
-    double with_ridge = 0, without = 0, variance = 0, mean_ridge = 0, unexplained = 0, squares = 0;
+    ReportSums sums;
     for (int i = 0; i < dim; ++i) {
       const double x = w.x[i * lanes + c], plain = residual[i * lanes + c], q = w.chunk.q[i * lanes + c];
-      const double ridge = w.op.diagonal ? static_cast<double>(w.op.ridge_row[i]) : w.op.rho[c];
-      const double full = plain + ridge * x;
-      with_ridge += full * full;
-      without += plain * plain;
-      variance += q * x * sigma;
-      unexplained += q * ridge * x;
-      squares += q * q;
-      mean_ridge += ridge / dim;
+      sums.add(q, x, plain, w.op.diagonal ? static_cast<double>(w.op.ridge_row[i]) : w.op.rho[c], sigma, dim);
       if (report.x != nullptr) report.x[token * dim + i] = x * sigma;
     }
     const bool lost = w.op.lost[c];
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    const double lambda = p.options.ridge_mode == RidgeMode::adaptive ? p.options.ridge * w.op.norm[c]
-                          : w.op.diagonal                             ? mean_ridge
-                                                                      : p.options.ridge;
     const auto put = [&](double* to, double value) {
       if (to != nullptr) to[token] = lost ? nan : value;
     };
     put(report.norm, w.op.norm[c]);
-    put(report.ridge, lambda);
-    put(report.residual, std::sqrt(with_ridge));
-    put(report.true_residual, std::sqrt(without));
-    put(report.variance, variance);
-    put(report.certainty, certainty_of(sigma, unexplained, squares));
+    put(report.ridge, sums.ridge(p.options, w.op.norm[c]));
+    put(report.residual, std::sqrt(sums.with_ridge));
+    put(report.true_residual, std::sqrt(sums.without));
+    put(report.variance, sums.variance);
+    put(report.certainty, certainty_of(sigma, sums.unexplained, sums.squares));
     for (int i = 0; lost && report.x != nullptr && i < dim; ++i) report.x[token * dim + i] = nan;
   }
 }
