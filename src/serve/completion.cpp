@@ -45,6 +45,7 @@ infer::Usage Completion::usage() const {
     total.prompt_tokens += usage.prompt_tokens;
     total.remembered_tokens += usage.remembered_tokens;
     if (total.why_not_more.empty()) total.why_not_more = usage.why_not_more;
+    total.kept_tokens = usage.kept_tokens;  // the one memory before all of them
   }
   return total;
 }
@@ -487,8 +488,10 @@ Json Completion::usage_json() const {
 
 Json Completion::gka_json() const {
   const auto total = usage();
-  return {{"remembered_tokens", total.remembered_tokens},
-          {"why_not_more", total.why_not_more.empty() ? Json(nullptr) : Json(total.why_not_more)}};
+  Json own{{"remembered_tokens", total.remembered_tokens},
+           {"why_not_more", total.why_not_more.empty() ? Json(nullptr) : Json(total.why_not_more)}};
+  if (total.kept_tokens) own["kept_tokens"] = *total.kept_tokens;
+  return own;
 }
 
 Json Completion::whole() const {

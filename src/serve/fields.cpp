@@ -18,6 +18,9 @@ constexpr std::string_view kIterations =
     R"({"oneOf":[{"type":"integer","minimum":0},{"type":"string","enum":["auto"]}]})";
 constexpr std::string_view kObject = R"({"type":"object"})";
 constexpr std::string_view kIds = R"({"type":"array","items":{"type":"integer"}})";
+constexpr std::string_view kText = R"({"type":"string"})";
+constexpr std::string_view kFlag = R"({"type":"boolean"})";
+constexpr std::string_view kTextOrIds = R"({"oneOf":[{"type":"string"},{"type":"array","items":{"type":"integer"}}]})";
 constexpr std::string_view kTools = R"({"type":"array","items":{"type":"object"}})";
 
 const std::array kFields{
@@ -167,7 +170,31 @@ struct Describer {
   }
 };
 
+constexpr std::array kMemoryFields{
+    MemoryField{"input", kTextOrIds, "What is read: a text, or token ids"},
+    MemoryField{"messages", kMessages, "The same as a conversation; one of the two"},
+    MemoryField{"name", R"({"type":"string","maxLength":200})", "For people"},
+    MemoryField{"model", kText, "One of /v1/models; may be left out where there is one, and of a fork"},
+    MemoryField{"keep_tokens", R"({"type":"integer","minimum":0})",
+                "How many of the last tokens attention's caches keep, in pages of 64; without it all of them"},
+    MemoryField{"tools", kTools, "For the template of messages"},
+    MemoryField{"chat_template_kwargs", kObject, "More variables for it"},
+    MemoryField{"add_special_tokens", kFlag, "Put what the tokenizer puts around a text (a fork: false)"},
+};
+
 }  // namespace
+
+std::span<const MemoryField> memory_fields() { return kMemoryFields; }
+
+Json memory_schema() {
+  Json properties = Json::object();
+  for (const auto& field : kMemoryFields) {
+    auto schema = Json::parse(field.schema);
+    schema["description"] = field.about;
+    properties[std::string(field.name)] = std::move(schema);
+  }
+  return {{"type", "object"}, {"properties", std::move(properties)}, {"additionalProperties", false}};
+}
 
 std::span<const Field> fields() { return kFields; }
 

@@ -52,4 +52,11 @@ Ask read_ask(const Json& body, Endpoint endpoint);
 /// The fields of an endpoint as a JSON Schema.
 Json schema_of(Endpoint endpoint);
 
+/// What a body may have that makes a memory, or forks one.
+struct MemoryField {
+  std::string_view name, schema, about;
+};
+std::span<const MemoryField> memory_fields();
+Json memory_schema();
+
 }  // namespace gka::serve

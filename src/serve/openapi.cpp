@@ -10,6 +10,7 @@ namespace {
 Json body_of(std::string_view path) {
   if (path == "/v1/completions") return schema_of(kCompletions);
   if (path == "/v1/chat/completions") return schema_of(kChat);
+  if (path.starts_with("/v1/memories")) return memory_schema();
   return {{"type", "object"}};
 }
 

@@ -81,6 +81,7 @@ Json memory_json(const infer::MemoryInfo& memory, const Model& model) {
           {"tokens", memory.tokens},
           {"state_bytes", memory.state_bytes},
           {"cache_bytes", memory.cache_bytes},
+          {"kept_tokens", memory.kept_tokens},
           {"created", memory.created}};
 }
 
@@ -539,11 +540,11 @@ class Service::Core {
 
   /// What is to be remembered: `input` as text or token ids, or `messages`.
   static Tokens memory_tokens(const Model& model, const Json& body, bool may_be_empty, bool first) {
-    static constexpr std::string_view kKnown[] = {"input", "messages",          "name", "model", "chat_template_kwargs",
-                                                  "tools", "add_special_tokens"};
+    std::vector<std::string_view> known;
+    for (const auto& field : memory_fields()) known.push_back(field.name);
     for (const auto& [key, value] : body.items()) {
-      if (std::ranges::find(kKnown, key) == std::end(kKnown))
-        throw bad_request(unknown_key(key.substr(0, 100), "the body", kKnown), key.substr(0, 100), "unknown_field");
+      if (std::ranges::find(known, key) == known.end())
+        throw bad_request(unknown_key(key.substr(0, 100), "the body", known), key.substr(0, 100), "unknown_field");
     }
     const bool input = body.contains("input") && !body["input"].is_null();
     const bool messages = body.contains("messages") && !body["messages"].is_null();
@@ -572,11 +573,22 @@ class Service::Core {
     return name;
   }
 
+  static std::optional<std::int64_t> keep_tokens(const Json& body) {
+    const auto found = body.find("keep_tokens");
+    if (found == body.end() || found->is_null()) return std::nullopt;
+    std::int64_t count = -1;
+    if (found->is_boolean() || !json::read(*found, count) || count < 0) {
+      throw bad_request("'keep_tokens' takes a whole number of 0 or more, and is " + dumped(*found).substr(0, 60),
+                        "keep_tokens");
+    }
+    return count;
+  }
+
   Json create_memory(const Json& body) const {
     const auto model = model_of(body);
     auto tokens = memory_tokens(*model, body, false, true);
     check_length(*model, static_cast<std::int64_t>(tokens.size()));
-    return memory_json(model->engine->create_memory(std::move(tokens), memory_name(body)), *model);
+    return memory_json(model->engine->create_memory(std::move(tokens), memory_name(body), keep_tokens(body)), *model);
   }
 
   static void check_length(const Model& model, std::int64_t tokens) {
@@ -590,7 +602,7 @@ class Service::Core {
     const auto [model, info] = memory_named(id);
     auto more = memory_tokens(*model, body, true, false);
     check_length(*model, info.tokens + static_cast<std::int64_t>(more.size()));
-    return memory_json(model->engine->fork_memory(id, std::move(more), memory_name(body)), *model);
+    return memory_json(model->engine->fork_memory(id, std::move(more), memory_name(body), keep_tokens(body)), *model);
   }
 
   Json delete_memory(const std::string& id) const {

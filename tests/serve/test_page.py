@@ -78,6 +78,22 @@ def test_a_memory_is_made_talked_to_forked_and_there_after_a_reload(page, server
     assert page.run("document.getElementById('status').textContent").find("remembered 15") > 0
 
 
+def test_a_memory_may_keep_the_last_tokens_only_and_says_so(page):
+    page.run("newChat()")
+    fill(page, memory_text="SAY:abcdefgh", memory_name="short", memory_keep="3")
+    page.run("document.getElementById('memory-create').click()")
+    page.wait(
+        "state.memories.some((memory) => memory.kept_tokens === 3) && !document.getElementById('memory-keep').value"
+    )
+    assert "short: 12 tokens (attention keeps the last 3)" in page.run(
+        "document.getElementById('memory-list').textContent"
+    )
+    send(page, "end")
+    page.wait(f"{IDLE} && {LAST}.role === 'assistant'")
+    assert "of the memory attention sees the last 3 tokens" in page.run("document.getElementById('status').textContent")
+    page.run("document.getElementById('memory').value = ''")
+
+
 def test_it_fits_a_phone_and_works_by_keyboard(page):
     page.look(390, 780, dark=True)
     assert page.run("document.documentElement.scrollWidth") <= 390

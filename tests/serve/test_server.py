@@ -100,6 +100,9 @@ def test_the_other_endpoints(client, server):
         ]["top_p"]["maximum"]
         == 1
     )
+    for path in ("/v1/memories", "/v1/memories/{id}/fork"):
+        body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body["properties"]["keep_tokens"]["minimum"] == 0
     metrics = server.get("/metrics")
     for name in ["vllm:num_requests_running", "gka_generated_tokens_total", "vllm:time_to_first_token_seconds_bucket"]:
         assert f'{name}{{model_name="fake"' in metrics
@@ -191,6 +194,27 @@ def test_a_memory_stands_before_the_prompt_and_can_be_forked(server):
     assert server.post("/v1/completions", with_it, status=404)["error"]["param"] == "memory"
     assert server.ask("DELETE", f"/v1/memories/{made['id']}")[0] == 404
     assert server.post("/v1/memories", {"input": "a", "messages": []}, status=400)["error"]["param"] == "input"
+
+
+def test_a_memory_may_keep_the_last_tokens_of_its_cache(server):
+    made = server.post("/v1/memories", {"input": "SAY:remembered", "keep_tokens": 4})
+    assert (made["tokens"], made["kept_tokens"], made["cache_bytes"]) == (14, 4, 4)
+    assert made in server.get("/v1/memories")["data"]
+    fork = server.post(f"/v1/memories/{made['id']}/fork", {"input": "XX", "keep_tokens": 2})
+    assert (fork["tokens"], fork["kept_tokens"]) == (16, 2)
+    assert server.post("/v1/memories", {"input": "a", "keep_tokens": None})["kept_tokens"] == 1
+    for chat in (False, True):
+        path, prompt = ("chat/", {"messages": [{"role": "user", "content": "x"}]}) if chat else ("", {"prompt": "x"})
+        ask = {**prompt, "max_tokens": 2, "memory": fork["id"]}
+        assert server.post(f"/v1/{path}completions", ask)["gka"]["kept_tokens"] == 2
+        ask |= {"stream_options": {"include_usage": True}}
+        assert server.stream(f"/v1/{path}completions", ask)[-1]["gka"]["kept_tokens"] == 2
+        assert "kept_tokens" not in server.post(f"/v1/{path}completions", {**prompt, "max_tokens": 2})["gka"]
+    for wrong in (-1, 1.5, "64", True, [64], 10**30):
+        for path in ("/v1/memories", f"/v1/memories/{made['id']}/fork"):
+            error = server.post(path, {"input": "a", "keep_tokens": wrong}, status=400)["error"]
+            assert error["param"] == "keep_tokens"
+            assert error["message"].startswith("'keep_tokens' takes a whole number of 0 or more, and is ")
 
 
 # --- JSON, tools, reasoning
@@ -576,6 +600,7 @@ def mutations(count, seed=0):
         "echo",
         "iterations",
         "memory",
+        "keep_tokens",
         "tools",
         "response_format",
         "logit_bias",

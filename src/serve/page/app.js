@@ -94,8 +94,10 @@ async function answer() {
     if (usage) {
       const seconds = (performance.now() - start) / 1000;
       const remembered = usage.gka?.remembered_tokens ?? 0;
+      const memory = state.memories.find((one) => one.id === sent.memory);
       say(`${usage.completion_tokens} tokens in ${seconds.toFixed(1)} s, the first after ${(first / 1000).toFixed(2)} s; ` +
-          `prompt ${usage.prompt_tokens}, of which remembered ${remembered}` + (usage.gka?.why_not_more ? ` (${usage.gka.why_not_more})` : ""));
+          `prompt ${usage.prompt_tokens}, of which remembered ${remembered}` + (usage.gka?.why_not_more ? ` (${usage.gka.why_not_more})` : "") +
+          (usage.gka?.kept_tokens < memory?.tokens ? `; of the memory attention sees the last ${usage.gka.kept_tokens} tokens` : ""));
     }
   } catch (error) {
     if (error.name === "AbortError") say("stopped");
@@ -249,7 +251,8 @@ async function loadMemories(choose) {
   $("memory").value = state.memories.some((memory) => memory.id === before) ? before : "";
   $("memory-list").replaceChildren(...state.memories.map((memory) => {
     const item = document.createElement("li"), about = document.createElement("div");
-    about.textContent = `${memory.name || memory.id}: ${memory.tokens} tokens, states ${bytes(memory.state_bytes)}, caches ${bytes(memory.cache_bytes)}`;
+    const part = memory.kept_tokens < memory.tokens ? ` (attention keeps the last ${memory.kept_tokens})` : "";
+    about.textContent = `${memory.name || memory.id}: ${memory.tokens} tokens${part}, states ${bytes(memory.state_bytes)}, caches ${bytes(memory.cache_bytes)}`;
     item.append(about,
       button("Talk to it", () => { $("memory").value = memory.id; newChat(); }, "A new chat behind this memory"),
       button("Fork", () => remember(memory.id), "This memory and the text above, as a new one"),
@@ -265,11 +268,12 @@ async function remember(from) {
     const name = $("memory-name").value || (file ? file.name : "");
     if (!from && !text) return say("a memory needs a text or a file", true);
     say("reading…");
-    const body = { ...(text ? { input: text } : {}), name };
+    const keep = $("memory-keep").value;
+    const body = { ...(text ? { input: text } : {}), name, ...(keep ? { keep_tokens: Number(keep) } : {}) };
     if (!from) body.model = $("model").value;
     const made = await call(from ? `/v1/memories/${from}/fork` : "/v1/memories", { method: "POST", body: JSON.stringify(body) });
     say(`remembered ${made.tokens} tokens as ${made.name || made.id}`);
-    $("memory-text").value = $("memory-name").value = $("memory-file").value = "";
+    $("memory-text").value = $("memory-name").value = $("memory-file").value = $("memory-keep").value = "";
     await loadMemories(made.id);
     save();
   } catch (error) { say(error.message, true); }
