@@ -327,7 +327,7 @@ TEST(KeptMemories, WithCutsThatAreNoneAreLeftOutWithASentence) {
     for (const auto* name : {"tokens", "hidden"}) tensors.emplace(name, stored.tensor(name).clone());
   }
   EXPECT_EQ(metadata.at("format"), "gka memory 2");
-  const std::vector<Tokens> wrongs{{192, 100}, {64, 128},           {256, 64},           {192, 0},
+  const std::vector<Tokens> wrongs{{192, 100}, {64, 128},           {256, 64},          {192, 0},
                                    {192},      {192, 64, 128, 128}, {192, 128, 192, 64}};
   for (const auto& wrong : wrongs) {
     tensors.insert_or_assign("cuts", at::tensor(wrong, at::kLong));
