@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -59,7 +60,11 @@ def test_the_same_seed_gives_the_same_chats():
 def test_what_a_memory_keeps_is_measured():
     program = Path(dialogues.__file__).with_name("kept.py")
     said = subprocess.run(
-        [sys.executable, program, "--chats", "2", "--tokens", "200"], capture_output=True, text=True, check=True
+        [sys.executable, program, "--chats", "2", "--tokens", "200"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     ).stdout
     numbers = [re.findall(r"[\d,]*\d", line)[-3:] for line in said.split("\n")[1:6]]
     rows = [[int(number.replace(",", "")) for number in row] for row in numbers]
