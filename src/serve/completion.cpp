@@ -4,6 +4,8 @@
 #include <cmath>
 #include <ctime>
 
+#include "data/unicode.h"
+
 namespace gka::serve {
 namespace {
 
@@ -11,10 +13,6 @@ namespace {
 double written(float logprob) { return std::isfinite(logprob) ? logprob : -9999.0; }
 
 std::string_view finish_name(infer::Finish finish) { return finish == infer::Finish::length ? "length" : "stop"; }
-
-std::size_t characters(std::string_view text) {
-  return static_cast<std::size_t>(std::ranges::count_if(text, [](unsigned char c) { return (c & 0xC0U) != 0x80U; }));
-}
 
 Json call_json(const ToolCall& call, const std::string& id, std::size_t index, bool streamed) {
   Json made = Json::object();
@@ -288,6 +286,7 @@ void Completion::fail(const Problem& problem) {
 
 void Completion::refuse(const Problem& problem) {
   if (std::exchange(done_, true)) return;
+  refusal_ = for_log(problem);
   const auto body = error_json(problem.status, problem.what(), problem.param, problem.code);
   const bool streaming = plan_.ask.stream && exchange_->status() != 0;
   if (streaming) {
@@ -344,7 +343,7 @@ Json Completion::text_logprobs(const Choice&, std::span<const infer::TokenEvent>
     }
     tops.push_back(std::move(top));
     offsets.push_back(offset);
-    offset += characters(plan_.model->shown(token.token));
+    offset += data::count_characters(plan_.model->shown(token.token));
   }
   return {{"tokens", names}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
 }

@@ -40,7 +40,7 @@ struct Field {
   unsigned endpoints;
   double low, high;           // of numbers
   std::string_view fallback;  // as JSON; "": none
-  std::string_view schema;    // of a Json member, as JSON Schema
+  std::string_view schema;    // as JSON Schema, where the kind of the member does not say it all
   std::string_view about;
 };
 
@@ -48,6 +48,9 @@ std::span<const Field> fields();
 
 /// Throws Problem with the field's name where a value is of the wrong kind or out of range, or a field is unknown.
 Ask read_ask(const Json& body, Endpoint endpoint);
+
+/// The schema, or null: what a client leaves out it may also send as null.
+Json or_null(Json schema);
 
 /// The fields of an endpoint as a JSON Schema.
 Json schema_of(Endpoint endpoint);
@@ -57,6 +60,5 @@ struct MemoryField {
   std::string_view name, schema, about;
 };
 std::span<const MemoryField> memory_fields();
-Json memory_schema();
 
 }  // namespace gka::serve

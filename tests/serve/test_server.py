@@ -453,9 +453,59 @@ def test_a_wrong_conversation_is_named(server, body, param):
     assert server.post("/v1/chat/completions", body, status=400)["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "x", "promt": "y"}, "promt"),
+        ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "parse_special": "no"}, "parse_special"),
+        ("/tokenize", {"prompt": None}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/detokenize", {"tokens": [1], "prompt": "x"}, "prompt"),
+        ("/detokenize", {"tokens": None}, "tokens"),
+        ("/detokenize", {"tokens": [257]}, "tokens"),
+        ("/apply-template", {"messages": [{"role": "user", "content": "x"}], "tools": {}}, "tools"),
+        ("/apply-template", {}, "messages"),
+        ("/v1/memories", {"input": "x", "name": "n" * 201}, "name"),
+    ],
+)
+def test_a_mistake_in_another_body_is_named_too(server, path, body, param):
+    assert server.post(path, body, status=400)["error"]["param"] == param
+
+
+def test_a_field_that_is_null_is_left_out_and_the_ends_of_every_range_are_its_ends(server):
+    """What openapi.json says of a completion's fields is what the server does."""
+    described = server.get("/openapi.json")
+    schema = described["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    fields = schema["properties"]
+    nulls = {name: None for name in fields if name not in schema["required"]}
+    server.post("/v1/completions", {"prompt": "x", **nulls, "max_tokens": 1})
+    defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
+    server.post("/v1/completions", {"prompt": "x", **defaults, "max_tokens": 1})
+    ranged = {name: field for name, field in fields.items() if {"minimum", "exclusiveMinimum"} & set(field)}
+    assert len(ranged) > 10
+    for name, field in ranged.items():
+        assert field["type"][1] == "null"
+        low = field["minimum"] - 1 if "minimum" in field else field["exclusiveMinimum"]
+        for value in [low, field["maximum"] + 1]:
+            error = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, name: value}, status=400)["error"]
+            assert error["param"] == name
+        if name not in (
+            "max_tokens",
+            "min_tokens",
+            "best_of",
+            "seed",
+        ):  # which depend on something else, or are not small
+            server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, name: field["maximum"]})
+    assert described["components"]["schemas"]["Token"]["maximum"] == 256
+    assert "security" not in described["paths"]["/v1/models"]["get"]
+
+
 def test_paths_methods_and_bodies_that_are_none(server):
     assert server.ask("GET", "/nothing")[0] == 404
-    assert server.ask("GET", "/v1/completions")[0] == 405
+    status, headers, _ = server.ask("GET", "/v1/completions")
+    assert (status, headers["Allow"]) == (405, "POST, OPTIONS")
+    assert server.ask("PUT", "/v1/memories")[1]["Allow"] == "GET, HEAD, POST, OPTIONS"
     for body in [
         "",
         "{",
@@ -481,6 +531,7 @@ def test_keys_origins_and_streams_per_key():
         for wrong in ["", "Bearer secre", "Bearer secret2", "Basic secret", "Bearer "]:
             assert server.ask("GET", "/v1/models", Authorization=wrong)[0] == 401
         assert server.ask("GET", "/v1/models")[0] == 200
+        assert server.get("/openapi.json")["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}]
         assert server.ask("GET", "/v1/models", Origin="https://evil.example")[0] == 403
         status, headers, _ = server.ask("OPTIONS", "/v1/models", Origin="https://friend.example", Authorization="")
         assert (status, headers["Access-Control-Allow-Origin"]) == (204, "https://friend.example")
@@ -536,6 +587,18 @@ def test_sigterm_lets_an_answer_end_and_refuses_new_ones():
         text = response.read().decode()
         assert text.endswith("data: [DONE]\n\n")
         assert server.process.wait(timeout=10) == 0
+
+
+def test_the_log_says_which_field_was_wrong_and_no_word_of_the_request():
+    with fake() as server:
+        server.post("/v1/completions", {"prompt": "my secret", "temperature": "my secret"}, status=400)
+        server.post("/tokenize", {"prompt": "my secret", "add_special_tokens": "my secret"}, status=400)
+        server.post("/v1/completions", {"prompt": "my secret", "max_tokens": 1})
+        log = server.log()
+    assert "POST /v1/completions status=400" in log
+    assert "param=temperature" in log
+    assert "param=add_special_tokens" in log
+    assert "secret" not in log
 
 
 def test_a_slow_sender_is_cut_off_and_pipelined_requests_are_answered_in_order():

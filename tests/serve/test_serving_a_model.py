@@ -155,6 +155,28 @@ def test_a_folder_that_is_no_model_is_one_sentence(tmp_path):
     assert "tokenizer" in done.stderr.splitlines()[-1] or "config.json" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["/nowhere/at/all"], "there is no folder /nowhere/at/all"),
+        (["--api-key", "k", "--name", "n", "--cors-origin", "*", "FOLDER"], "has no tokenizer.json"),  # one word each
+        (["FOLDER", "--name", "a", "--name", "b"], "--name is given 2 times, and there are 1 models"),
+        (["FOLDER", "FOLDER", "--name", "a", "--name", "a"], "two models have the same --name"),
+        (["FOLDER", "--api-key", ""], "--api-key"),
+        (["FOLDER", "--memories", "/proc/none"], "cannot make --memories /proc/none"),
+        (["FOLDER", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0: Cannot assign requested address"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(words, says, tmp_path):
+    words = [str(tmp_path) if word == "FOLDER" else word for word in words]
+    done = subprocess.run([PROGRAM, "serve", "--port", "0", *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if "--help" not in line]
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert lines[0].count("--port") == 0
+
+
 def test_told_ten_facts_the_hybrid_of_the_repository_says_which_belongs_to_a_name():
     folder = Path(__file__).resolve().parents[2] / "experiments" / "hybrid" / "recall-8m"
     facts = {
