@@ -115,6 +115,7 @@ def chromium(folder):
         "--headless=new",
         "--no-sandbox",
         "--disable-gpu",
+        "--disable-features=BackForwardCache",  # a page that was left is gone, and does not wait frozen for a debugger
         "--remote-debugging-port=0",
         f"--user-data-dir={folder}",
         "about:blank",

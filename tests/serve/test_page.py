@@ -118,10 +118,20 @@ def test_code_is_set_apart_and_every_script_runs_its_own_way(page):
 def test_whoever_reads_further_up_stays_there(page):
     page.run("document.getElementById('max_tokens').value = 400")
     send(page, "\n".join(["a long message"] * 100))
-    page.wait("state.running && state.messages[1].content.length > 3")
-    assert page.run(f"{LOG}.scrollHeight - {LOG}.scrollTop - {LOG}.clientHeight") < 5
-    page.run(f"{LOG}.scrollTop = 300")
-    page.wait("!document.getElementById('newest').hidden")
+    below, button_hidden = page.run(
+        f"""(async () => {{
+          const come = async (count) => {{
+            while (!(state.messages[1]?.content.length > count)) await new Promise((done) => setTimeout(done, 1));
+          }};
+          await come(3);
+          const below = {LOG}.scrollHeight - {LOG}.scrollTop - {LOG}.clientHeight;
+          {LOG}.scrollTop = 300;
+          await come(state.messages[1].content.length);
+          return [below, document.getElementById("newest").hidden];
+        }})()"""
+    )
+    assert below < 5
+    assert not button_hidden
     page.wait(f"{IDLE} && {LAST}.content.length === 400")
     page.run("document.getElementById('layers').click(); document.getElementById('layers').click()")
     assert page.run(f"{LOG}.scrollTop") == 300
