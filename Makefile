@@ -44,7 +44,7 @@ demo: build ## Store and recall pairs in four memories, then train four models t
 
 serve: build ## Serve two chat models with their page on PORT (8000): SmolLM2-135M-Instruct, fetched once, and a small GKA hybrid
 	@$(STAGE) "Fetch and import SmolLM2-135M-Instruct" scripts/smollm2.sh build/smollm2
-	.venv/bin/gka serve build/smollm2 experiments/hybrid/recall-8m --port $(PORT)
+	.venv/bin/gka serve build/smollm2 experiments/hybrid/recall-8m --weights bfloat16 --port $(PORT)
 
 bench: build ## Measure this machine and write docs/benchmarks.md
 	@$(STAGE) "Benchmark" $(PYTHON) bench/cpu.py

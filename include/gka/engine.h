@@ -67,6 +67,8 @@ struct Usage {
   std::int64_t completion_tokens = 0;
   std::int64_t remembered_tokens = 0;  // of the prompt (and memory), taken from a snapshot
   std::string why_not_more{};          // one sentence where nothing, or not all that could be, was remembered
+  /// Of the memory's tokens, those that attention still sees (MemoryInfo); none where the request names no memory.
+  std::optional<std::int64_t> kept_tokens{};
 };
 
 struct Request {
@@ -106,6 +108,7 @@ struct Stats {
 struct MemoryInfo {
   std::string id{}, name{};
   std::int64_t tokens = 0, state_bytes = 0, cache_bytes = 0, created = 0;  // created: unix seconds
+  std::int64_t kept_tokens = 0;  // its last tokens, that attention still sees; all of them unless fewer were asked for
 };
 
 struct EngineOptions {
@@ -147,8 +150,13 @@ class Engine {
   virtual Stats stats() const = 0;
   virtual void drain() = 0;  // refuse new requests, finish the running ones
 
-  virtual MemoryInfo create_memory(std::vector<std::int64_t> tokens, std::string name) = 0;  // blocks until read
-  virtual MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name) = 0;
+  /// Blocks until it is read. With `keep_tokens` attention's caches keep only the pages (of 64 tokens) of so many last
+  /// tokens: whatever comes behind the memory sees those and, in recurrent states and windows, what the whole text left
+  /// there. A fork goes on from what its memory kept.
+  virtual MemoryInfo create_memory(std::vector<std::int64_t> tokens, std::string name,
+                                   std::optional<std::int64_t> keep_tokens = {}) = 0;
+  virtual MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name,
+                                 std::optional<std::int64_t> keep_tokens = {}) = 0;
   virtual std::vector<MemoryInfo> memories() const = 0;
   virtual bool delete_memory(const std::string& id) = 0;
 

@@ -80,6 +80,7 @@ class _Event(ctypes.Structure):
         ("prompt_tokens", c_int64),
         ("completion_tokens", c_int64),
         ("remembered_tokens", c_int64),
+        ("kept_tokens", c_int64),
         ("message", c_char_p),
     ]
 
@@ -92,6 +93,7 @@ class _Memory(ctypes.Structure):
         ("state_bytes", c_int64),
         ("cache_bytes", c_int64),
         ("created", c_int64),
+        ("kept_tokens", c_int64),
     ]
 
 
@@ -106,7 +108,7 @@ _SIGNATURES = {
     "gka_stream_free": (None, [c_void_p]),
     "gka_memory_create": (
         c_int32,
-        [c_void_p, c_char_p, POINTER(c_int64), c_int64, c_char_p, POINTER(_Memory)],
+        [c_void_p, c_char_p, POINTER(c_int64), c_int64, c_char_p, c_int64, POINTER(_Memory)],
     ),
     "gka_memory_list": (c_int64, [c_void_p, POINTER(_Memory), c_int64]),
     "gka_memory_delete": (c_int32, [c_void_p, c_char_p]),
@@ -166,6 +168,8 @@ class Completion:
     #: Of the prompt, taken from what earlier prompts left behind; and why not more.
     remembered_tokens: int
     why_not_more: str
+    #: Of the memory's tokens, those that attention still sees; None without a memory.
+    kept_tokens: int | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -185,10 +189,12 @@ class Memory:
     cache_bytes: int
     #: Seconds since 1970.
     created: int
+    #: Its last tokens, that attention still sees: all of them, unless ``keep_tokens`` asked for fewer.
+    kept_tokens: int
 
     @classmethod
     def _from(cls, plain: _Memory) -> Memory:
-        sizes = (plain.tokens, plain.state_bytes, plain.cache_bytes, plain.created)
+        sizes = (plain.tokens, plain.state_bytes, plain.cache_bytes, plain.created, plain.kept_tokens)
         return cls(plain.id.decode(), plain.name.decode(), *sizes)
 
 
@@ -357,16 +363,27 @@ class Engine:
         )
         return [token for token in self._tokens(stream) if isinstance(token, Token)]
 
-    def create_memory(self, text: str | Sequence[int], *, name: str = "", after: str | None = None) -> Memory:
+    def create_memory(
+        self,
+        text: str | Sequence[int],
+        *,
+        name: str = "",
+        after: str | None = None,
+        keep_tokens: int | None = None,
+    ) -> Memory:
         """Reads a text (or token numbers) once and keeps what the model remembers of it.
 
         ``after`` is the id of a memory to go on from, which stays as it is. With a folder (``memories`` of the engine)
-        memories survive the program.
+        memories survive the program. With ``keep_tokens`` attention's cache, which grows with the text, keeps only the
+        pages (of 64 tokens) of so many last tokens; recurrent states still hold what the whole text left there.
         """
+        if keep_tokens is not None and keep_tokens < 0:
+            raise ValueError(f"keep_tokens must be 0 or more, and is {keep_tokens}")
         ids = self._ids(text)
         made = _Memory()
+        keep = -1 if keep_tokens is None else keep_tokens
         done = _library().gka_memory_create(
-            self._open(), _bytes(after), _integers(ids), len(ids), _bytes(name), byref(made)
+            self._open(), _bytes(after), _integers(ids), len(ids), _bytes(name), keep, byref(made)
         )
         if done < 0:
             raise ValueError(_library().gka_error().decode())
@@ -444,7 +461,8 @@ class Engine:
                     message = event.message.decode()
                     if _FINISH[event.finish] == "error":
                         raise RuntimeError(message)
-                    return _FINISH[event.finish], event.prompt_tokens, event.remembered_tokens, message
+                    kept = None if event.kept_tokens < 0 else event.kept_tokens
+                    return _FINISH[event.finish], event.prompt_tokens, event.remembered_tokens, message, kept
                 text = ""
                 if self._tokenizer and event.kind == _NEW:
                     # Whole characters only: what later tokens may still change is held back.

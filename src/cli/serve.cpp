@@ -17,6 +17,7 @@
 #include "cli/progress.h"
 #include "data/model_tokenizer.h"
 #include "infer/engine.h"
+#include "models/dtypes.h"
 #include "serve/service.h"
 
 namespace gka::cli {
@@ -73,8 +74,12 @@ std::shared_ptr<serve::Model> load_model(const Arguments& arguments, std::size_t
   if (!arguments.memories.empty()) {
     options.memories = std::filesystem::path(arguments.memories);
     if (arguments.models.size() > 1) options.memories /= name;
-    std::filesystem::create_directories(options.memories);
+    std::error_code failed;
+    std::filesystem::create_directories(options.memories, failed);
+    if (failed)
+      throw std::runtime_error("cannot make --memories " + options.memories.string() + ": " + failed.message());
   }
+  if (!std::filesystem::is_directory(given)) throw std::runtime_error("there is no folder " + given.string());
   auto tokenizer = tokenizer_of(arguments, folder);
   auto chat = serve::ChatTemplate::load(folder);
   auto engine = infer::Engine::load(given, options);
@@ -103,7 +108,19 @@ std::vector<std::string> read_keys(const std::string& path) {
   return keys;
 }
 
+void check_names(const Arguments& arguments) {
+  const auto& names = arguments.names;
+  if (names.size() > arguments.models.size()) {
+    throw std::runtime_error("--name is given " + std::to_string(names.size()) + " times, and there are " +
+                             std::to_string(arguments.models.size()) + " models");
+  }
+  if (std::set<std::string>(names.begin(), names.end()).size() < names.size()) {
+    throw std::runtime_error("two models have the same --name");
+  }
+}
+
 int run(Arguments& arguments) {
+  check_names(arguments);
   sigset_t signals;  // blocked before any thread starts, so that one alone waits for them
   sigemptyset(&signals);
   for (const int signal : {SIGTERM, SIGINT}) sigaddset(&signals, signal);
@@ -122,7 +139,7 @@ int run(Arguments& arguments) {
   std::optional<std::string> failure;
   std::thread loader([&] {
     try {
-      std::set<std::string> taken;
+      std::set<std::string> taken(arguments.names.begin(), arguments.names.end());
       for (std::size_t i = 0; i < arguments.models.size(); ++i) service.add(load_model(arguments, i, taken));
       service.ready();
       std::cout << service.address() << std::endl;
@@ -148,17 +165,24 @@ Action declare_serve(CLI::App& app) {
   auto& service = arguments->service;
   auto& engine = arguments->engine;
   app.add_option("MODEL", arguments->models, "Folders with config.json and weights, or training runs")->required();
-  app.add_option("--name", arguments->names, "What clients call the models (their folders' names by default)");
+  const auto not_empty = [](const std::string& text) { return text.empty() ? "takes a text" : std::string(); };
+  app.add_option("--name", arguments->names,
+                 "What clients call the models, one each in their order (their folders' names by default)")
+      ->check(not_empty)
+      ->allow_extra_args(false);
   app.add_option("--host", http.host, "Address to listen on; 0.0.0.0: every one of the machine's")
       ->capture_default_str();
   http.port = 8000;
   app.add_option("--port", http.port, "0: any that is free")->capture_default_str()->check(CLI::Range(0, 65535));
-  app.add_option("--api-key", service.keys, "A key clients must send; may be given several times");
+  app.add_option("--api-key", service.keys, "A key clients must send; may be given several times")
+      ->check(not_empty)
+      ->allow_extra_args(false);
   app.add_option("--api-key-file", arguments->key_file, "A file with one key a line")->type_name("FILE");
   app.add_option("--memories", arguments->memories, "Where memories are kept; without it they end with the server")
       ->type_name("FOLDER");
   app.add_option("--device", engine.device, "cpu, cuda or cuda:N (a GPU where there is one)");
-  app.add_option("--dtype", engine.dtype, "In which type to compute");
+  app.add_option("--dtype", engine.dtype,
+                 models::list_dtypes() + " (float32 on the CPU by default, elsewhere the checkpoint's own)");
   add_weights_option(app, engine.weights);
   add_cache_option(app, engine.kv_cache_dtype);
   app.add_option("--tokenizer", arguments->tokenizer,
@@ -176,7 +200,9 @@ Action declare_serve(CLI::App& app) {
       ->type_name("MIB")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
-  app.add_option("--cors-origin", service.cors, "A site whose pages may call this server ('*': any)");
+  app.add_option("--cors-origin", service.cors,
+                 "A site whose pages may call this server ('*': any); may be given several times")
+      ->allow_extra_args(false);
   app.add_option("--certificate", http.certificate, "Serve TLS with this PEM file")->type_name("FILE");
   app.add_option("--certificate-key", http.key, "and its key")->type_name("FILE");
   app.add_option("--drain-seconds", arguments->drain_seconds, "How long running answers may take after SIGTERM")

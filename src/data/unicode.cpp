@@ -196,6 +196,10 @@ std::size_t whole_characters(std::string_view text) {
   return text.size();
 }
 
+std::size_t count_characters(std::string_view text) {
+  return static_cast<std::size_t>(std::ranges::count_if(text, [](unsigned char c) { return (c & 0xC0U) != 0x80U; }));
+}
+
 bool is_space(char32_t code) {
   constexpr std::array<std::pair<char32_t, char32_t>, 10> kSpaces{{{0x9, 0xD},
                                                                    {0x20, 0x20},

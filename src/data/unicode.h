@@ -26,6 +26,9 @@ std::string replace_malformed(std::string_view text);
 /// Where the text's last character is cut off, its first byte; otherwise the text's size.
 std::size_t whole_characters(std::string_view text);
 
+/// Of a text in UTF-8.
+std::size_t count_characters(std::string_view text);
+
 bool is_space(char32_t code);
 
 std::string compose(std::string_view text);

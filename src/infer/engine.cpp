@@ -134,7 +134,7 @@ class EngineOnAThread final : public Engine {
     if (!request.memory.empty()) put_before(*sequence, own_memory(request.memory));
     sequence->request = std::move(request);
     sequence->sink = std::move(sink);
-    check(*sequence);
+    check(*sequence, sequence->cuts);
     return post(std::move(sequence));
   }
 
@@ -159,23 +159,14 @@ class EngineOnAThread final : public Engine {
     changed_.wait(lock, [&] { return idle_ && inbox_.empty(); });
   }
 
-  MemoryInfo create_memory(std::vector<std::int64_t> tokens, std::string name) override {
-    auto memory = memories_.make(std::move(name), std::move(tokens), model());
-    auto sequence = std::make_unique<Sequence>();
-    sequence->tokens = memory.tokens;
-    sequence->prompt = memory.info.tokens;
-    sequence->request = {.prompt = memory.tokens, .max_tokens = 0};
-    check(*sequence);
-    auto remembered = remember(std::move(sequence), memory);
-    if (!memory.file.empty()) write_memory(memory, remembered);
-    memories_.add(memory);
-    return memory.info;
+  MemoryInfo create_memory(std::vector<std::int64_t> tokens, std::string name,
+                           std::optional<std::int64_t> keep_tokens) override {
+    return make_memory(Memory{}, std::move(tokens), std::move(name), keep_tokens);
   }
 
-  MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name) override {
-    auto tokens = own_memory(id).tokens;
-    tokens.insert(tokens.end(), more.begin(), more.end());
-    return create_memory(std::move(tokens), std::move(name));
+  MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name,
+                         std::optional<std::int64_t> keep_tokens) override {
+    return make_memory(own_memory(id), std::move(more), std::move(name), keep_tokens);
   }
 
   std::vector<MemoryInfo> memories() const override { return memories_.list(); }
@@ -184,8 +175,8 @@ class EngineOnAThread final : public Engine {
     const auto gone = memories_.remove(id);
     if (!gone) return false;
     if (gone->resident) {
-      post_task([tokens = on_grid(gone->tokens), iterations = own_iterations()](Scheduler& scheduler) {
-        scheduler.snapshots().unpin(iterations, tokens);
+      post_task([tokens = on_grid(gone->tokens), kind = own_kind(*gone)](Scheduler& scheduler) {
+        scheduler.snapshots().unpin(kind, tokens);
       });
     }
     return true;
@@ -202,7 +193,11 @@ class EngineOnAThread final : public Engine {
   static Tokens on_grid(const Tokens& tokens) {
     return {tokens.begin(), tokens.begin() + grid_floor(std::ssize(tokens))};
   }
-  std::int64_t own_iterations() const { return decoder_.config().mixer.gka.num_iter; }
+  /// Of the sequences that go on from a memory with the model's own solver steps.
+  Kind own_kind(const Memory& memory) const {
+    return {.iterations = decoder_.config().mixer.gka.num_iter, .cuts = memory.cuts};
+  }
+  std::int64_t page_bytes() const { return sequence_bytes(decoder_, context(), fitting_.pool.int8_pages).page; }
 
   /// The model's hash, which takes a look at every weight: made when first asked for.
   std::string model() const {
@@ -217,6 +212,37 @@ class EngineOnAThread final : public Engine {
     return *memory;
   }
 
+  /// What `before` has (nothing, or a memory's) and more after it, as a memory of its own.
+  MemoryInfo make_memory(const Memory& before, Tokens more, std::string name, std::optional<std::int64_t> keep_tokens) {
+    auto tokens = before.tokens;
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    auto cuts = cuts_with(before.cuts, std::ssize(tokens), keep_tokens);
+    auto memory = memories_.make(std::move(name), std::move(tokens), std::move(cuts), model());
+    auto sequence = std::make_unique<Sequence>();
+    sequence->tokens = memory.tokens;
+    sequence->prompt = memory.info.tokens;
+    sequence->cuts = memory.cuts;
+    sequence->request = {.prompt = memory.tokens, .max_tokens = 0};
+    check(*sequence, before.cuts);
+    fetch_before(*sequence, before);
+    const auto remembered = remember(std::move(sequence), memory);
+    if (!memory.file.empty()) write_memory(memory, remembered);
+    memories_.add(memory);
+    return memory.info;
+  }
+
+  /// The pages that lie wholly before the last `keep_tokens` of so many are dropped, once all that ends on the grid is
+  /// read. Without attention there is nothing to drop.
+  Cuts cuts_with(Cuts cuts, std::int64_t tokens, std::optional<std::int64_t> keep_tokens) const {
+    if (!keep_tokens) return cuts;
+    if (*keep_tokens < 0) {
+      refuse("keep_tokens", "keep_tokens must be 0 or more, and is " + in_words(*keep_tokens));
+    }
+    const auto from = grid_floor(std::max<std::int64_t>(0, tokens - *keep_tokens));
+    if (page_bytes() > 0 && from > dropped_by(cuts)) cuts.push_back({.at = grid_floor(tokens), .from = from});
+    return cuts;
+  }
+
   /// Reads a memory's tokens up to its last grid point; waits until that is done, and says in `memory` what it takes.
   Remembered remember(std::unique_ptr<Sequence> sequence, Memory& memory) {
     Remembered remembered;
@@ -227,7 +253,8 @@ class EngineOnAThread final : public Engine {
     sequence->on_read = [&remembered](Scheduler& scheduler, Sequence& read) {
       remembered.snapshot = Scheduler::snapshot_of(read);
       if (scheduler.pool().pages_needed()) remembered.pages = scheduler.pool().read_pages(read.pages);
-      scheduler.snapshots().add(read.iterations, read.tokens, remembered.snapshot, read.pages, /*pinned=*/true);
+      scheduler.snapshots().add(read.kind_at(read.prompt), read.tokens, remembered.snapshot, read.pages,
+                                /*pinned=*/true);
     };
     sequence->sink.on_end = [&done](Finish finish, const Usage&, const std::string& error) {
       done.set_value(finish == Finish::length ? "" : error.empty() ? "the engine stopped before it was read" : error);
@@ -241,31 +268,47 @@ class EngineOnAThread final : public Engine {
     return remembered;
   }
 
-  /// Puts a memory's tokens before the prompt; one that lies on the disk alone is fetched when its turn comes.
+  /// Puts a memory's tokens before the prompt.
   void put_before(Sequence& sequence, const Memory& memory) {
     sequence.tokens.insert(sequence.tokens.begin(), memory.tokens.begin(), memory.tokens.end());
     sequence.before = memory.info.tokens;
     sequence.prompt = std::ssize(sequence.tokens);
-    if (memory.resident || memory.file.empty()) return;
-    sequence.on_begin = [this, id = memory.info.id](Scheduler& scheduler, Sequence&) { fetch(scheduler, id); };
+    sequence.cuts = memory.cuts;
+    sequence.usage.kept_tokens = memory.info.kept_tokens;
+    fetch_before(sequence, memory);
   }
 
-  /// On the engine's thread. Where there is no room for its pages, or they are of another kind than this engine's, its
-  /// tokens are simply read again.
-  void fetch(Scheduler& scheduler, const std::string& id) {
+  /// A memory that lies on the disk alone is fetched when the turn comes of a sequence that goes on from it.
+  void fetch_before(Sequence& sequence, const Memory& memory) {
+    if (memory.resident || memory.file.empty()) return;
+    sequence.on_begin = [this, id = memory.info.id](Scheduler& scheduler, Sequence& waiting) {
+      if (fetch(scheduler, id)) waiting.on_begin = {};
+    };
+  }
+
+  /// On the engine's thread. Where there is no room for its pages (false: there may be later), or they are of another
+  /// kind than this engine's, its tokens are simply read again.
+  bool fetch(Scheduler& scheduler, const std::string& id) {
     const auto memory = memories_.find(id);
-    if (!memory || memory->resident) return;
+    if (!memory || memory->resident) return true;
     const auto tokens = on_grid(memory->tokens);
+    if (tokens.empty()) return true;
     auto& pool = scheduler.pool();
-    const auto count = pool.pages_needed() ? pages_for(std::ssize(tokens)) : 0;
-    if (tokens.empty() || !(pool.pages_free() >= count || scheduler.snapshots().free_pages(count))) return;
-    const auto remembered = read_remembered(memory->file, decoder_, fitting_.pool.int8_pages);
-    if (!remembered.snapshot.hidden.defined()) return;
+    const auto count = pool.pages_needed() ? pages_for(std::ssize(tokens) - dropped_by(memory->cuts)) : 0;
+    if (pool.pages_free() < count && !scheduler.snapshots().free_pages(count)) return false;
+    Remembered remembered;
+    try {
+      remembered = read_remembered(memory->file, decoder_, fitting_.pool.int8_pages);
+    } catch (const std::exception&) {
+      if (memories_.find(id)) throw;  // else it was deleted as it was read
+    }
+    if (!remembered.snapshot.hidden.defined()) return true;
     const auto pages = pool.take_pages(count);
     if (pool.pages_needed()) pool.write_pages(*pages, remembered.pages);
-    scheduler.snapshots().add(own_iterations(), tokens, remembered.snapshot, *pages, /*pinned=*/true);
+    scheduler.snapshots().add(own_kind(*memory), tokens, remembered.snapshot, *pages, /*pinned=*/true);
     for (const auto page : *pages) pool.release(page);
-    memories_.set_resident(id);
+    if (!memories_.set_resident(id)) scheduler.snapshots().unpin(own_kind(*memory), tokens);
+    return true;
   }
 
   void post_task(std::function<void(Scheduler&)> task) {
@@ -276,7 +319,8 @@ class EngineOnAThread final : public Engine {
     changed_.notify_all();
   }
 
-  void check(Sequence& sequence) const {
+  /// `before`: the cuts of the memory that it goes on from.
+  void check(Sequence& sequence, const Cuts& before) const {
     const auto& request = sequence.request;
     if (sequence.tokens.empty()) refuse("prompt", "the prompt is empty; the model needs a token to begin with");
     const auto check_token = [&](const char* field, std::int64_t token) {
@@ -304,7 +348,7 @@ class EngineOnAThread final : public Engine {
                                in_words(std::ssize(request.prompt)) + " tokens");
     }
     sequence.iterations = checked_iterations(request);
-    check_length(sequence);
+    check_length(sequence, before);
   }
 
   std::int64_t checked_iterations(const Request& request) const {
@@ -319,19 +363,23 @@ class EngineOnAThread final : public Engine {
     return *request.iterations;
   }
 
-  void check_length(const Sequence& sequence) const {
+  /// What can never fit, also where all of a memory that can be remembered is.
+  void check_length(const Sequence& sequence, const Cuts& before) const {
     const auto prompt = sequence.prompt, most = sequence.request.max_tokens;
     if (most > context() || prompt > context() - most) {
       refuse(Refused::Reason::too_long, "prompt",
              "the prompt's " + in_words(prompt) + " tokens and max_tokens of " + in_words(most) +
                  " are more than the context of " + in_words(context()) + " tokens");
     }
-    const auto bytes = sequence_bytes(decoder_, context(), fitting_.pool.int8_pages).page;
-    if (bytes > 0 && pages_for(prompt + most) > fitting_.pool.pages) {
+    const auto bytes = page_bytes();
+    Snapshots::Hit start;
+    start.dropped = dropped_by(before);
+    start.tokens = before.empty() ? 0 : before.back().at;
+    const auto pages = (start.tokens - start.dropped) / kGrid + Scheduler::most_pages(sequence, start);
+    if (bytes > 0 && pages > fitting_.pool.pages) {
       refuse(Refused::Reason::too_long, "prompt",
-             "a sequence of " + in_words(prompt + most) + " tokens needs " +
-                 in_words(pages_for(prompt + most) * bytes) + " bytes of cache, and there are " +
-                 in_words(fitting_.pool.pages * bytes));
+             "a sequence of " + in_words(prompt + most) + " tokens needs " + in_words(pages * bytes) +
+                 " bytes of cache, and there are " + in_words(fitting_.pool.pages * bytes));
     }
   }
 

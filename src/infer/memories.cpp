@@ -22,7 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kFormat = "gka memory 1";
+// The second has cuts, of which an older gka knows nothing.
+constexpr const char* kFormats[] = {"gka memory 1", "gka memory 2"};
+constexpr const char* kCuts = "cuts";
 constexpr const char* kEnding = ".safetensors";
 
 std::string hexadecimal(std::uint64_t value) {
@@ -49,6 +51,27 @@ std::int64_t number(const models::Metadata& metadata, const std::string& key, co
     throw std::runtime_error(file.string() + " is not a memory: its " + key + " is no number");
   }
   return value;
+}
+
+std::vector<std::int64_t> numbers(const models::SafetensorsFile& file, const std::string& name) {
+  const auto tensor = file.tensor(name).to(at::kLong).contiguous();
+  const auto* values = tensor.const_data_ptr<std::int64_t>();
+  return {values, values + tensor.numel()};
+}
+
+Cuts cuts_of(const std::vector<std::int64_t>& numbers, std::int64_t tokens, const fs::path& file) {
+  Cuts cuts;
+  Cut before;
+  bool sound = numbers.size() % 2 == 0;
+  for (std::size_t i = 0; sound && i < numbers.size(); i += 2) {
+    const Cut cut{.at = numbers[i], .from = numbers[i + 1]};
+    sound = cut.at % kGrid == 0 && cut.from % kGrid == 0 && cut.at >= before.at && cut.from > before.from &&
+            cut.from <= cut.at && cut.at <= tokens;
+    cuts.push_back(cut);
+    before = cut;
+  }
+  if (!sound) throw std::runtime_error(file.string() + " is not a memory: its cuts are not on its grid of tokens");
+  return cuts;
 }
 
 /// What a killed server was writing. No other memory will have its name, so nobody else would remove it; a server that
@@ -93,9 +116,14 @@ void write_memory(const Memory& memory, const Remembered& remembered) {
   for (std::size_t i = 0; i < remembered.pages.size(); ++i) {
     tensors.emplace("pages." + std::to_string(i), remembered.pages[i].cpu());
   }
+  if (!memory.cuts.empty()) {
+    std::vector<std::int64_t> numbers;
+    for (const auto& cut : memory.cuts) numbers.insert(numbers.end(), {cut.at, cut.from});
+    tensors.emplace(kCuts, at::tensor(numbers, at::kLong).view({-1, 2}));
+  }
   const auto& info = memory.info;
   models::write_safetensors(memory.file, tensors,
-                            {{"format", kFormat},
+                            {{"format", kFormats[memory.cuts.empty() ? 0 : 1]},
                              {"id", info.id},
                              {"name", info.name},
                              {"created", std::to_string(info.created)},
@@ -107,7 +135,7 @@ void write_memory(const Memory& memory, const Remembered& remembered) {
 Memory read_memory(const fs::path& file) {
   const models::SafetensorsFile stored(file);
   const auto& metadata = stored.metadata();
-  if (entry(metadata, "format", file) != kFormat) {
+  if (std::ranges::count(kFormats, entry(metadata, "format", file)) == 0) {
     throw std::runtime_error(file.string() + " is not a memory of a form this gka knows");
   }
   Memory memory;
@@ -117,10 +145,10 @@ Memory read_memory(const fs::path& file) {
                  .cache_bytes = number(metadata, "cache_bytes", file),
                  .created = number(metadata, "created", file)};
   memory.model = entry(metadata, "model", file);
-  const auto tokens = stored.tensor("tokens").to(at::kLong).contiguous();
-  const auto* values = tokens.const_data_ptr<std::int64_t>();
-  memory.tokens.assign(values, values + tokens.numel());
-  memory.info.tokens = tokens.numel();
+  memory.tokens = numbers(stored, "tokens");
+  memory.info.tokens = std::ssize(memory.tokens);
+  if (stored.has(kCuts)) memory.cuts = cuts_of(numbers(stored, kCuts), memory.info.tokens, file);
+  memory.info.kept_tokens = memory.info.tokens - dropped_by(memory.cuts);
   memory.file = file;
   return memory;
 }
@@ -185,7 +213,7 @@ bool Memories::empty() const {
   return memories_.empty();
 }
 
-Memory Memories::make(std::string name, std::vector<std::int64_t> tokens, std::string model) const {
+Memory Memories::make(std::string name, std::vector<std::int64_t> tokens, Cuts cuts, std::string model) const {
   std::random_device random;
   const auto number = (static_cast<std::uint64_t>(random()) << 32) | random();
   Memory memory;
@@ -194,8 +222,10 @@ Memory Memories::make(std::string name, std::vector<std::int64_t> tokens, std::s
                  .tokens = std::ssize(tokens),
                  .state_bytes = 0,
                  .cache_bytes = 0,
-                 .created = now()};
+                 .created = now(),
+                 .kept_tokens = std::ssize(tokens) - dropped_by(cuts)};
   memory.tokens = std::move(tokens);
+  memory.cuts = std::move(cuts);
   memory.model = std::move(model);
   if (!folder_.empty()) memory.file = folder_ / (memory.info.id + kEnding);
   return memory;
@@ -218,10 +248,12 @@ std::optional<Memory> Memories::remove(const std::string& id) {
   return std::move(found.mapped());
 }
 
-void Memories::set_resident(const std::string& id) {
+bool Memories::set_resident(const std::string& id) {
   const std::lock_guard lock(mutex_);
   const auto found = memories_.find(id);
-  if (found != memories_.end()) found->second.resident = true;
+  if (found == memories_.end()) return false;
+  found->second.resident = true;
+  return true;
 }
 
 }  // namespace gka::infer

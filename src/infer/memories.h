@@ -1,6 +1,7 @@
 // Texts that were read once and stand before later prompts. A memory is its tokens and the states at its last grid
 // point: to the engine a snapshot that is never evicted; on the disk a safetensors file that names the model it belongs
-// to.
+// to. Of attention's caches it may keep the last part only (`cuts`): then whatever goes on from it is of another kind
+// than a sequence that read the same tokens, and shares nothing with it beyond the first cut.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,13 @@ namespace gka::infer {
 /// What a sequence knew at the last grid point of a memory.
 struct Remembered {
   Snapshot snapshot{};
-  std::vector<at::Tensor> pages{};  // what the pages held, as Pool::read_pages gives it
+  std::vector<at::Tensor> pages{};  // what the pages held that are kept, as Pool::read_pages gives it
 };
 
 struct Memory {
   MemoryInfo info{};
   std::vector<std::int64_t> tokens{};
+  Cuts cuts{};                   // its own, and before it those of the memories it was forked from
   std::string model{};           // the hash of the model it was read by
   std::filesystem::path file{};  // empty: it lives in memory only
   bool resident = false;         // its snapshot is in the tree, pinned
@@ -51,11 +53,11 @@ class Memories {
   std::vector<MemoryInfo> list() const;
   bool empty() const;
   /// A memory with an id and a date of its own, not yet in the table.
-  Memory make(std::string name, std::vector<std::int64_t> tokens, std::string model) const;
+  Memory make(std::string name, std::vector<std::int64_t> tokens, Cuts cuts, std::string model) const;
   void add(Memory memory);
   /// The memory that was there; its file is gone.
   std::optional<Memory> remove(const std::string& id);
-  void set_resident(const std::string& id);
+  bool set_resident(const std::string& id);  // false: it is gone
 
  private:
   std::filesystem::path folder_;

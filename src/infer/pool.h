@@ -3,6 +3,7 @@
 // it.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -18,6 +19,18 @@ constexpr std::int64_t grid_floor(std::int64_t tokens) { return tokens / kGrid *
 constexpr std::int64_t pages_for(std::int64_t tokens) { return (tokens + kGrid - 1) / kGrid; }
 
 using Pages = std::vector<std::int64_t>;
+
+/// Once a sequence has read `at` tokens (on the grid), attention forgets those before `from` (likewise): their pages go
+/// back to the pool, and what is read from then on does not see them.
+struct Cut {
+  std::int64_t at = 0, from = 0;
+  auto operator<=>(const Cut&) const = default;
+};
+/// In the order they come: `from` grows, `at` does not shrink.
+using Cuts = std::vector<Cut>;
+
+/// What attention has forgotten once all of them are made.
+inline std::int64_t dropped_by(const Cuts& cuts) { return cuts.empty() ? 0 : cuts.back().from; }
 
 class Pool {
  public:

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <stdexcept>
 #include <utility>
 
 #include "layers/functions.h"
@@ -103,12 +104,15 @@ void Scheduler::admit() {
   while (!waiting_.empty()) {
     if (place(*waiting_.front())) {
       reading_.splice(reading_.end(), waiting_, waiting_.begin());
+    } else if (waiting_.front()->id == 0) {
+      waiting_.pop_front();
     } else if (reading_.empty() && running_.empty()) {
-      const auto tokens = waiting_.front()->prompt + waiting_.front()->request.max_tokens;
-      finish(*waiting_.front(), Finish::error,
-             "a sequence of " + std::to_string(tokens) + " tokens needs " +
-                 std::to_string(pages_for(tokens) * pool_.page_bytes()) + " bytes of cache, and memories leave " +
-                 std::to_string(pool_.pages_free() * pool_.page_bytes()));
+      auto& sequence = *waiting_.front();
+      const auto tokens = sequence.prompt + sequence.request.max_tokens;
+      const auto pages = most_pages(sequence, sequence.cuts.empty() ? Snapshots::Hit{} : look_up(sequence));
+      finish(sequence, Finish::error,
+             "a sequence of " + std::to_string(tokens) + " tokens needs " + std::to_string(pages * pool_.page_bytes()) +
+                 " bytes of cache, and memories leave " + std::to_string(pool_.pages_free() * pool_.page_bytes()));
       waiting_.pop_front();
     } else {
       return;
@@ -116,19 +120,74 @@ void Scheduler::admit() {
   }
 }
 
+/// Where attention forgets a part, the room a sequence needs depends on what is remembered: so that is looked up, and
+/// held, before the room is taken. Others take room for all and look as late as can be (`begin`).
 bool Scheduler::place(Sequence& sequence) {
+  const bool forgets = !sequence.cuts.empty();
   const auto slot = pool_.take_slot();
   if (!slot) return false;
-  const auto count = pages_for(sequence.prompt + sequence.request.max_tokens);
-  auto pages = pool_.take_pages(count);
-  if (!pages && snapshots_.free_pages(count)) pages = pool_.take_pages(count);
+  Snapshots::Hit hit;
+  try {
+    if (forgets) hit = look_up(sequence);
+  } catch (const std::exception& error) {  // a file that cannot be read
+    pool_.give_slot(*slot);
+    finish(sequence, Finish::error, sentence(error));
+    return false;
+  }
+  for (const auto page : hit.pages) pool_.share(page);
+  auto pages = pages_of_its_own(most_pages(sequence, hit));
   if (!pages) {
+    for (const auto page : hit.pages) pool_.release(page);
     pool_.give_slot(*slot);
     return false;
   }
   sequence.slot = *slot;
-  sequence.pages = *std::move(pages);
+  sequence.pages = hit.pages;
+  sequence.pages.insert(sequence.pages.end(), pages->begin(), pages->end());
+  if (forgets) go_on_from(sequence, std::move(hit));
   return true;
+}
+
+std::optional<Pages> Scheduler::pages_of_its_own(std::int64_t count) {
+  auto pages = pool_.take_pages(count);
+  if (!pages && snapshots_.free_pages(count)) pages = pool_.take_pages(count);
+  return pages;
+}
+
+std::int64_t Scheduler::most_pages(const Sequence& sequence, const Snapshots::Hit& hit) {
+  std::int64_t most = 0, dropped = hit.dropped;
+  const auto reach = [&](std::int64_t end) {
+    most = std::max(most, pages_for(end) - std::max(dropped, hit.tokens) / kGrid);
+  };
+  for (const auto& cut : sequence.cuts) {
+    if (cut.at < hit.tokens) continue;
+    reach(cut.at);
+    dropped = cut.from;
+  }
+  reach(sequence.prompt + sequence.request.max_tokens);
+  return most;
+}
+
+/// What the next stretch needs more than this one lies among the pages that are given back here.
+void Scheduler::cut(Sequence& sequence) {
+  const auto before = sequence.dropped;
+  for (const auto& cut : sequence.cuts) {
+    if (cut.at <= sequence.read) sequence.dropped = std::max(sequence.dropped, cut.from);
+  }
+  if (sequence.dropped == before) return;
+  const auto gone = (sequence.dropped - before) / kGrid;
+  for (std::int64_t i = 0; i < gone; ++i) pool_.release(sequence.pages[static_cast<std::size_t>(i)]);
+  sequence.pages.erase(sequence.pages.begin(), sequence.pages.begin() + gone);
+  const auto held = pages_for(sequence.read) - sequence.dropped / kGrid;
+  Snapshots::Hit here;
+  here.tokens = sequence.read;
+  here.dropped = sequence.dropped;
+  const auto wanted = held + most_pages(sequence, here);
+  for (; std::ssize(sequence.pages) > wanted; sequence.pages.pop_back()) pool_.release(sequence.pages.back());
+  if (std::ssize(sequence.pages) == wanted) return;
+  const auto more = pool_.take_pages(wanted - std::ssize(sequence.pages));
+  if (!more) throw std::logic_error("a sequence that let pages go finds fewer of them");
+  sequence.pages.insert(sequence.pages.end(), more->begin(), more->end());
 }
 
 /// The device need not wait for the host to look at its tokens: where the next step is the same sequences' again, and
@@ -178,10 +237,12 @@ Batch Scheduler::batch_of(const Group& group, std::int64_t ahead) const {
     batch.ids.push_back(sequence->tokens.back());
     batch.slots.push_back(sequence->slot);
     batch.positions.push_back(std::ssize(sequence->tokens) - 1 + ahead);
+    batch.places.push_back(batch.positions.back() - sequence->dropped);
     batch.pages.push_back(&sequence->pages);
     batch.iterations.push_back(sequence->iterations);
     own_iterations |= sequence->iterations != decoder_.config().mixer.gka.num_iter;
   }
+  if (batch.places == batch.positions) batch.places.clear();
   if (!own_iterations) batch.iterations.clear();
   batch.one_iterations = batch.certainty || sketched_;
   return batch;
@@ -277,24 +338,42 @@ Scheduler::Sequences::iterator Scheduler::next_to_read() {
 
 /// Looks for what is remembered of the prompt, as late as can be: another request may have read it meanwhile.
 void Scheduler::begin(Sequence& sequence) {
-  sequence.begun = true;
-  if (sequence.on_begin) sequence.on_begin(*this, sequence);
-  const auto& request = sequence.request;
-  // The certainty that comes with the first new token is that of the prompt's last: somebody has to read it.
-  const auto usable = sequence.prompt - (request.certainty ? 1 : 0);
-  Snapshots::Hit hit;
-  if (!request.prompt_logprobs) {
-    hit = snapshots_.find(sequence.iterations, std::span(sequence.tokens).first(static_cast<std::size_t>(usable)));
-    ++(hit.tokens > 0 ? stats_.snapshot_hits : stats_.snapshot_misses);
-  }
+  auto hit = look_up(sequence);
   for (std::size_t i = 0; i < hit.pages.size(); ++i) {
     pool_.share(hit.pages[i]);
     pool_.release(std::exchange(sequence.pages[i], hit.pages[i]));
   }
+  go_on_from(sequence, std::move(hit));
+}
+
+/// The most that is remembered of a prompt. Until its first cut a sequence is like any other, until its second like any
+/// that was cut as it was.
+Snapshots::Hit Scheduler::look_up(Sequence& sequence) {
+  if (const auto on_begin = sequence.on_begin) on_begin(*this, sequence);
+  const auto& request = sequence.request;
+  if (request.prompt_logprobs) return {};
+  // The certainty that comes with the first new token is that of the prompt's last: somebody has to read it.
+  auto usable = sequence.prompt - (request.certainty ? 1 : 0);
+  Kind kind{.iterations = sequence.iterations, .cuts = sequence.cuts};
+  for (;;) {
+    auto hit = snapshots_.find(kind, std::span(sequence.tokens).first(static_cast<std::size_t>(usable)));
+    if (hit.tokens > 0 || kind.cuts.empty()) return hit;
+    usable = std::min(usable, kind.cuts.back().at);
+    kind.cuts.pop_back();
+  }
+}
+
+/// The pages that hold it are the sequence's already.
+void Scheduler::go_on_from(Sequence& sequence, Snapshots::Hit hit) {
+  sequence.begun = true;
+  const auto& request = sequence.request;
+  if (!request.prompt_logprobs) ++(hit.tokens > 0 ? stats_.snapshot_hits : stats_.snapshot_misses);
   if (hit.tokens > 0) {
     sequence.state = std::move(hit.snapshot.state);
     sequence.hidden = std::move(hit.snapshot.hidden);
     sequence.read = hit.tokens;
+    sequence.dropped = hit.dropped;
+    cut(sequence);
   }
   sequence.usage.remembered_tokens = hit.tokens;
   sequence.usage.why_not_more = why_not_more(sequence, hit);
@@ -304,7 +383,9 @@ void Scheduler::begin(Sequence& sequence) {
     // A prompt that is only scored is seldom asked again.
     if (!request.prompt_logprobs) sequence.marks.insert({hit.shared, grid_floor(sequence.prompt)});
   }
-  std::erase_if(sequence.marks, [&](auto mark) { return mark <= sequence.read; });
+  // A snapshot before a cut would hold the very pages that the cut lets go.
+  const auto last_cut = sequence.cuts.empty() ? 0 : sequence.cuts.back().at;
+  std::erase_if(sequence.marks, [&](auto mark) { return mark <= sequence.read || mark < last_cut; });
 }
 
 std::string Scheduler::why_not_more(const Sequence& sequence, const Snapshots::Hit& hit) const {
@@ -337,6 +418,9 @@ std::int64_t Scheduler::piece_end(const Sequence& sequence, std::int64_t budget)
   auto end = std::min(sequence.prompt, grid_floor(sequence.read) + most);
   const auto mark = sequence.marks.upper_bound(sequence.read);
   if (mark != sequence.marks.end()) end = std::min(end, *mark);
+  for (const auto& cut : sequence.cuts) {
+    if (cut.at > sequence.read) end = std::min(end, cut.at);
+  }
   return end;
 }
 
@@ -354,6 +438,7 @@ std::int64_t Scheduler::read_piece(Sequence& sequence, std::int64_t budget) {
   if (sequence.request.certainty) options.inference.certainty = &certainty;
   if (pool_.pages_needed()) {
     options.inference.pages = layers::upload(at::tensor(sequence.pages, at::kLong).unsqueeze(0), device);
+    if (sequence.dropped > 0) options.inference.dropped = {sequence.dropped};
   }
   auto result = decoder_.forward(at::tensor(ids, at::kLong).unsqueeze(0),
                                  layers::Sequences::rows(1, count, device, {first}), options);
@@ -363,8 +448,9 @@ std::int64_t Scheduler::read_piece(Sequence& sequence, std::int64_t budget) {
   if (sequence.request.prompt_logprobs || !certainty.empty()) score_piece(sequence, hidden, certainty);
   sequence.read = end;
   stats_.prompt_tokens += count;
+  cut(sequence);
   if (sequence.marks.contains(end)) {
-    snapshots_.add(sequence.iterations, std::span(sequence.tokens).first(static_cast<std::size_t>(end)),
+    snapshots_.add(sequence.kind_at(end), std::span(sequence.tokens).first(static_cast<std::size_t>(end)),
                    snapshot_of(sequence), sequence.pages);
   }
   return count;

@@ -52,6 +52,8 @@ class Scheduler {
   const models::Decoder& decoder() const { return decoder_; }
   /// What a sequence whose prompt is being read knows now.
   static Snapshot snapshot_of(const Sequence& sequence);
+  /// Pages that a sequence which goes on from `hit` needs of its own at any one time.
+  static std::int64_t most_pages(const Sequence& sequence, const Snapshots::Hit& hit);
 
  private:
   using Sequences = std::list<std::shared_ptr<Sequence>>;
@@ -64,6 +66,9 @@ class Scheduler {
 
   void admit();
   bool place(Sequence& sequence);
+  std::optional<Pages> pages_of_its_own(std::int64_t count);
+  /// Lets attention forget what the cuts say that were reached.
+  void cut(Sequence& sequence);
   void decode();
   void decode_group(const Group& group);
   std::vector<Group> groups() const;
@@ -77,6 +82,8 @@ class Scheduler {
   void read_prompts();
   Sequences::iterator next_to_read();
   void begin(Sequence& sequence);
+  Snapshots::Hit look_up(Sequence& sequence);
+  void go_on_from(Sequence& sequence, Snapshots::Hit hit);
   std::int64_t read_piece(Sequence& sequence, std::int64_t budget);
   std::int64_t piece_end(const Sequence& sequence, std::int64_t budget) const;
   void score_piece(Sequence& sequence, const at::Tensor& hidden, const std::vector<at::Tensor>& certainty);

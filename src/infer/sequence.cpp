@@ -5,6 +5,12 @@
 
 namespace gka::infer {
 
+Kind Sequence::kind_at(std::int64_t point) const {
+  Kind kind{.iterations = iterations, .cuts = cuts};
+  std::erase_if(kind.cuts, [&](const Cut& cut) { return cut.at > point; });
+  return kind;
+}
+
 bool looks_back(const Request& request) {
   const auto& s = request.sampling;
   return request.filter != nullptr || s.repetition_penalty != 1 || s.presence_penalty != 0 || s.frequency_penalty != 0;

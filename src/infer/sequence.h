@@ -11,6 +11,7 @@
 #include "infer/engine.h"
 #include "infer/pool.h"
 #include "infer/sampling.h"
+#include "infer/snapshots.h"
 
 namespace gka::infer {
 
@@ -25,13 +26,16 @@ struct Sequence {
   std::int64_t prompt = 0;         // how many of them stood there at the start
   std::int64_t before = 0;         // of those, how many are the memory's
   std::int64_t iterations = 0;     // of GKA's solver
+  Cuts cuts{};                     // of the memory before it, and of one that it is read for
   std::set<std::int64_t> marks{};  // grid points where a snapshot is worth it
-  // For the engine's own ends: before the prompt is looked up, and once it is read, before anything is drawn.
+  // For the engine's own ends: before the prompt is looked up (each time, where it has to wait for room), and once it
+  // is read, before anything is drawn.
   std::function<void(Scheduler&, Sequence&)> on_begin{}, on_read{};
 
   // While it has a place in the pool:
   std::int64_t slot = -1;
-  Pages pages{};
+  Pages pages{};             // of its tokens in order, but for those that attention has forgotten:
+  std::int64_t dropped = 0;  // so many, by the cuts up to `read`
   bool begun = false;
   std::int64_t read = 0;           // tokens its state has seen
   models::DecoderState state{};    // until the prompt is read; then the slot holds it
@@ -43,6 +47,8 @@ struct Sequence {
   std::vector<bool> mask{};
   Usage usage{};
 
+  /// What its states at token `point` depend on besides the tokens before it.
+  Kind kind_at(std::int64_t point) const;
   std::int64_t left_to_read() const { return prompt - read; }
   std::int64_t generated() const { return static_cast<std::int64_t>(tokens.size()) - prompt; }
 };

@@ -18,18 +18,24 @@ std::uint64_t extend(std::uint64_t prefix, std::span<const std::int64_t> chunk) 
 
 }  // namespace
 
+std::uint64_t Kind::hash() const {
+  Hash64 hash(static_cast<std::uint64_t>(iterations));
+  hash.add(cuts.data(), cuts.size() * sizeof(Cut));
+  return hash.value();
+}
+
 /// One by one: a tree of long prompts is deeper than recursion should go.
 Snapshots::~Snapshots() {
   while (!recent_.empty()) drop(recent_.back());
 }
 
-Snapshots::Hit Snapshots::find(std::int64_t kind, std::span<const std::int64_t> tokens) {
+Snapshots::Hit Snapshots::find(const Kind& kind, std::span<const std::int64_t> tokens) {
   Hit hit;
   const auto root = roots_.find(kind);
   Node* node = root == roots_.end() ? nullptr : root->second.get();
   Node* best = nullptr;
   Pages pages;
-  std::uint64_t prefix = static_cast<std::uint64_t>(kind);
+  std::uint64_t prefix = kind.hash();
   for (std::int64_t begin = 0; begin + kGrid <= std::ssize(tokens); begin += kGrid) {
     const auto part = tokens.subspan(static_cast<std::size_t>(begin), kGrid);
     prefix = extend(prefix, part);
@@ -48,21 +54,22 @@ Snapshots::Hit Snapshots::find(std::int64_t kind, std::span<const std::int64_t> 
   if (best != nullptr) {
     recent_.splice(recent_.begin(), recent_, best->place);
     hit.snapshot = *best->snapshot;
-    pages.resize(static_cast<std::size_t>(hit.tokens / kGrid));
-    if (pool_.pages_needed()) hit.pages = std::move(pages);
+    hit.dropped = dropped_by(kind.cuts);
+    if (pool_.pages_needed()) hit.pages = {pages.begin() + hit.dropped / kGrid, pages.begin() + hit.tokens / kGrid};
   }
   return hit;
 }
 
-void Snapshots::add(std::int64_t kind, std::span<const std::int64_t> tokens, Snapshot snapshot, const Pages& pages,
+void Snapshots::add(const Kind& kind, std::span<const std::int64_t> tokens, Snapshot snapshot, const Pages& pages,
                     bool pinned) {
   if (tokens.empty() || (!pinned && snapshot.bytes > limit_)) return;
   auto& root = roots_[kind];
   if (!root) {
     root = std::make_unique<Node>();
-    root->prefix = static_cast<std::uint64_t>(kind);
+    root->prefix = kind.hash();
   }
   Node* node = root.get();
+  const auto dropped = static_cast<std::size_t>(dropped_by(kind.cuts));
   for (std::size_t begin = 0; begin < tokens.size(); begin += kGrid) {
     const auto part = tokens.subspan(begin, kGrid);
     const auto [child, fresh] = node->children.try_emplace(Chunk(part.begin(), part.end()));
@@ -71,8 +78,8 @@ void Snapshots::add(std::int64_t kind, std::span<const std::int64_t> tokens, Sna
       child->second->parent = node;
       child->second->chunk = &child->first;
       child->second->prefix = extend(node->prefix, part);
-      if (pool_.pages_needed()) {
-        child->second->page = pages.at(begin / kGrid);
+      if (pool_.pages_needed() && begin >= dropped) {
+        child->second->page = pages.at((begin - dropped) / kGrid);
         pool_.share(child->second->page);
       }
     }
@@ -92,7 +99,7 @@ void Snapshots::add(std::int64_t kind, std::span<const std::int64_t> tokens, Sna
   }
 }
 
-void Snapshots::unpin(std::int64_t kind, std::span<const std::int64_t> tokens) {
+void Snapshots::unpin(const Kind& kind, std::span<const std::int64_t> tokens) {
   Node* node = walk(kind, tokens);
   if (node == nullptr || node->pins == 0) return;
   --node->pins;
@@ -107,7 +114,7 @@ bool Snapshots::free_pages(std::int64_t count) {
   return true;
 }
 
-Snapshots::Node* Snapshots::walk(std::int64_t kind, std::span<const std::int64_t> tokens) {
+Snapshots::Node* Snapshots::walk(const Kind& kind, std::span<const std::int64_t> tokens) {
   const auto root = roots_.find(kind);
   Node* node = root == roots_.end() ? nullptr : root->second.get();
   for (std::size_t begin = 0; node != nullptr && begin < tokens.size(); begin += kGrid) {
@@ -147,6 +154,9 @@ void Snapshots::prune(Node* node) {
     Node* parent = node->parent;
     parent->children.erase(parent->children.find(*node->chunk));
     node = parent;
+  }
+  if (node->parent == nullptr && node->children.empty()) {  // memories come and go, and each may be a kind of its own
+    std::erase_if(roots_, [&](const auto& root) { return root.second.get() == node; });
   }
 }
 

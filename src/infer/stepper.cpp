@@ -23,12 +23,13 @@ std::int64_t recorded_rows(std::int64_t sequences) {
 
 std::int64_t widest(const Batch& batch) {
   std::int64_t width = 0;
-  for (const auto position : batch.positions) width = std::max(width, pages_for(position + 1));
+  const auto& places = batch.places.empty() ? batch.positions : batch.places;
+  for (const auto place : places) width = std::max(width, pages_for(place + 1));
   return width;
 }
 
 /// All that a step is given, as one array, so that one copy brings it to the device: ids, slots, positions and (where
-/// sequences have their own) iterations of every row, then each row's pages.
+/// sequences have their own) iterations and places of every row, then each row's pages.
 at::Tensor packed(const Batch& batch, const Pool& pool, std::int64_t rows, std::int64_t width) {
   std::vector<std::int64_t> all;
   const auto add = [&](const std::vector<std::int64_t>& values, std::int64_t spare) {
@@ -39,6 +40,7 @@ at::Tensor packed(const Batch& batch, const Pool& pool, std::int64_t rows, std::
   add(batch.slots, pool.spare_slot());
   add(batch.positions, 0);
   if (!batch.iterations.empty()) add(batch.iterations, 0);
+  if (!batch.places.empty()) add(batch.places, 0);
   if (pool.pages_needed()) {
     for (std::int64_t row = 0; row < rows; ++row) {
       // Beyond a sequence's own pages its first: any page will do, for nothing in it is looked at.
@@ -78,8 +80,9 @@ Stepped Stepper::step(const Batch& batch, const at::Tensor& ids) {
 Stepper::Inputs Stepper::inputs_of(const Batch& batch, std::int64_t rows, std::int64_t width) const {
   const auto all = layers::upload(packed(batch, pool_, rows, width), decoder_.device());
   const auto row = [&](std::int64_t i) { return all.narrow(0, i * rows, rows); };
-  Inputs inputs{.ids = row(0), .slots = row(1), .positions = row(2), .pages = {}, .iterations = {}};
+  Inputs inputs{.ids = row(0), .slots = row(1), .positions = row(2), .places = {}, .pages = {}, .iterations = {}};
   if (!batch.iterations.empty()) inputs.iterations = row(3);
+  if (!batch.places.empty()) inputs.places = row(batch.iterations.empty() ? 3 : 4);
   if (pool_.pages_needed()) {
     inputs.pages = all.narrow(0, all.size(0) - rows * width, rows * width).view({rows, width});
   }
@@ -89,6 +92,7 @@ Stepper::Inputs Stepper::inputs_of(const Batch& batch, std::int64_t rows, std::i
 at::Tensor Stepper::run(const Inputs& inputs, const layers::Inference& more) const {
   auto inference = more;
   inference.pages = inputs.pages;
+  inference.places = inputs.places;
   if (inputs.iterations.defined()) inference.iterations_each = inputs.iterations.to(at::kInt);
   return decoder_.logits(decoder_.step(inputs.ids, pool_.state(), inputs.slots, inputs.positions, inference));
 }
@@ -96,7 +100,7 @@ at::Tensor Stepper::run(const Inputs& inputs, const layers::Inference& more) con
 at::Tensor Stepper::recorded(const Batch& batch, const at::Tensor& ids) {
   const auto rows = recorded_rows(batch.size());
   const auto width = pool_.pages_needed() ? power_of_two(widest(batch)) : 0;
-  auto& recording = recordings_[{rows, width, !batch.iterations.empty()}];
+  auto& recording = recordings_[{rows, width, !batch.places.empty(), !batch.iterations.empty()}];
   auto& held = recording.inputs;
   const auto begin_with = [&](const at::Tensor& tokens) {
     if (tokens.defined()) held.ids.narrow(0, 0, batch.size()).copy_(tokens);

@@ -17,6 +17,7 @@ namespace gka::infer {
 struct Batch {
   std::vector<std::int64_t> ids{}, slots{}, positions{};
   std::vector<const Pages*> pages{};
+  std::vector<std::int64_t> places{};      // in its pages; empty: the positions (layers::Inference)
   std::vector<std::int64_t> iterations{};  // of GKA's solver, each its own; empty: the model's own
   bool certainty = false;
   bool one_iterations = false;  // all have the same, and the model wants one number
@@ -39,14 +40,15 @@ class Stepper {
 
  private:
   struct Inputs {
-    at::Tensor ids, slots, positions, pages, iterations;
+    at::Tensor ids, slots, positions, places, pages, iterations;
   };
   struct Recording {
     Inputs inputs;
     at::Tensor logits;
     std::function<void()> play;  // from the second step of that size on
   };
-  using Size = std::tuple<std::int64_t, std::int64_t, bool>;  // sequences, pages each, own iterations
+  // Sequences, pages each, own places, own iterations.
+  using Size = std::tuple<std::int64_t, std::int64_t, bool, bool>;
 
   Inputs inputs_of(const Batch& batch, std::int64_t rows, std::int64_t width) const;
   at::Tensor run(const Inputs& inputs, const layers::Inference& more) const;

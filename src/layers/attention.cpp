@@ -215,14 +215,17 @@ class Attention final : public Mixer {
     const auto& sequences = call.sequences();
     const auto& bounds = sequences.bounds();
     const auto& pages = call.inference().pages;
+    const auto& dropped = call.inference().dropped;
     const at::Tensor keys = call.take(), values = call.take();
     const auto flat = Heads{.q = h.q.flatten(0, 1), .k = h.k.flatten(0, 1), .v = h.v.flatten(0, 1)};
     const auto positions = sequences.positions().flatten();
     std::vector<at::Tensor> answers;
     for (std::int64_t n = 0; n < sequences.count(); ++n) {
-      const auto begin = bounds[n], tokens = bounds[n + 1] - begin, past = sequences.past()[n];
+      const auto begin = bounds[n], tokens = bounds[n + 1] - begin, gone = dropped.empty() ? 0 : dropped[n];
+      const auto past = sequences.past()[n] - gone;
       if (tokens == 0) continue;
-      const auto places = positions.narrow(0, begin, tokens);
+      auto places = positions.narrow(0, begin, tokens);
+      if (gone > 0) places = places - gone;
       const auto in_page = places.remainder(kPageTokens);
       const auto page = pages[n].index_select(0, places.div(kPageTokens, "floor"));
       const auto held = pages[n].narrow(0, 0, (past + tokens + kPageTokens - 1) / kPageTokens);
@@ -293,12 +296,12 @@ class Attention final : public Mixer {
   at::Tensor one_token_in_pages(const Heads& h, const at::Tensor& keys, const at::Tensor& values,
                                 const Call& call) const {
     const auto& pages = call.inference().pages;
-    const auto& positions = call.positions();
+    const auto& places = call.inference().places.defined() ? call.inference().places : call.positions();
     if (ops::has_paged_attention(h.q, keys)) {
-      return ops::paged_attention(h.q, h.k, h.v, keys, values, pages, positions);
+      return ops::paged_attention(h.q, h.k, h.v, keys, values, pages, places);
     }
-    const auto page = pages.gather(1, positions.div(kPageTokens, "floor").unsqueeze(1)).squeeze(1);
-    const auto in_page = positions.remainder(kPageTokens);
+    const auto page = pages.gather(1, places.div(kPageTokens, "floor").unsqueeze(1)).squeeze(1);
+    const auto in_page = places.remainder(kPageTokens);
     const auto used = [&](const at::Tensor& pool, const at::Tensor& fresh) {
       if (ops::is_int8_pages(pool)) {
         ops::write_int8_pages(pool, page, in_page, fresh);
@@ -309,14 +312,14 @@ class Attention final : public Mixer {
       return pool.index_select(0, pages.flatten()).view({h.q.size(0), -1, kv_heads_, size_});
     };
     const auto k = used(keys, h.k), v = used(values, h.v);
-    return answer_one(h.q, k, v, positions);
+    return answer_one(h.q, k, v, places);
   }
 
-  /// q [B,heads,D] against cached keys and values [B,room,kv heads,D], of which positions + 1 are filled.
+  /// q [B,heads,D] against cached keys and values [B,room,kv heads,D], of which places + 1 are filled.
   at::Tensor answer_one(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& values,
-                        const at::Tensor& positions) const {
+                        const at::Tensor& places) const {
     const auto batch = query.size(0), room = keys.size(1);
-    const auto seen = at::arange(room, positions.options()).le(positions.unsqueeze(1)).view({batch, 1, 1, room});
+    const auto seen = at::arange(room, places.options()).le(places.unsqueeze(1)).view({batch, 1, 1, room});
     // The query heads of one key head are the rows of one small attention.
     const auto q = query.reshape({batch, kv_heads_, -1, size_}).transpose(1, 2);
     const auto o = softmax_attention(q, keys.to(q.scalar_type()), values.to(q.scalar_type()), seen);

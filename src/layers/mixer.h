@@ -59,6 +59,12 @@ struct Inference {
   /// too, which then gives an undefined tensor for it. In a state that comes with it, an undefined tensor remembers
   /// nothing.
   at::Tensor pages{};
+  /// Where a sequence's first pages are gone, page i holds its tokens from `dropped` + i · kPageTokens on, and
+  /// attention sees no others; rotary positions are counted from its first token ever all the same. For `forward` the
+  /// tokens that are gone, of each sequence, on the host; for a step where in its pages each new token goes, int64 [B]
+  /// on the device. Empty and undefined: every page is there, and a token's place is its position.
+  std::vector<std::int64_t> dropped{};
+  at::Tensor places{};
   /// GKA's solver steps: for all sequences; and in a step, int32 [B] on the device, for each.
   std::optional<std::int64_t> iterations{};
   at::Tensor iterations_each{};

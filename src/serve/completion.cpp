@@ -4,6 +4,8 @@
 #include <cmath>
 #include <ctime>
 
+#include "data/unicode.h"
+
 namespace gka::serve {
 namespace {
 
@@ -11,10 +13,6 @@ namespace {
 double written(float logprob) { return std::isfinite(logprob) ? logprob : -9999.0; }
 
 std::string_view finish_name(infer::Finish finish) { return finish == infer::Finish::length ? "length" : "stop"; }
-
-std::size_t characters(std::string_view text) {
-  return static_cast<std::size_t>(std::ranges::count_if(text, [](unsigned char c) { return (c & 0xC0U) != 0x80U; }));
-}
 
 Json call_json(const ToolCall& call, const std::string& id, std::size_t index, bool streamed) {
   Json made = Json::object();
@@ -45,6 +43,7 @@ infer::Usage Completion::usage() const {
     total.prompt_tokens += usage.prompt_tokens;
     total.remembered_tokens += usage.remembered_tokens;
     if (total.why_not_more.empty()) total.why_not_more = usage.why_not_more;
+    total.kept_tokens = usage.kept_tokens;  // the one memory before all of them
   }
   return total;
 }
@@ -287,6 +286,7 @@ void Completion::fail(const Problem& problem) {
 
 void Completion::refuse(const Problem& problem) {
   if (std::exchange(done_, true)) return;
+  refusal_ = for_log(problem);
   const auto body = error_json(problem.status, problem.what(), problem.param, problem.code);
   const bool streaming = plan_.ask.stream && exchange_->status() != 0;
   if (streaming) {
@@ -343,7 +343,7 @@ Json Completion::text_logprobs(const Choice&, std::span<const infer::TokenEvent>
     }
     tops.push_back(std::move(top));
     offsets.push_back(offset);
-    offset += characters(plan_.model->shown(token.token));
+    offset += data::count_characters(plan_.model->shown(token.token));
   }
   return {{"tokens", names}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
 }
@@ -487,8 +487,10 @@ Json Completion::usage_json() const {
 
 Json Completion::gka_json() const {
   const auto total = usage();
-  return {{"remembered_tokens", total.remembered_tokens},
-          {"why_not_more", total.why_not_more.empty() ? Json(nullptr) : Json(total.why_not_more)}};
+  Json own{{"remembered_tokens", total.remembered_tokens},
+           {"why_not_more", total.why_not_more.empty() ? Json(nullptr) : Json(total.why_not_more)}};
+  if (total.kept_tokens) own["kept_tokens"] = *total.kept_tokens;
+  return own;
 }
 
 Json Completion::whole() const {

@@ -50,7 +50,8 @@ class Completion : public std::enable_shared_from_this<Completion> {
   std::size_t tokens_so_far() const;
   std::string model_if_known() const;
   bool streaming() const { return plan_.ask.stream; }
-  std::string text() const;  // of the first choice, for a log that may have it
+  std::string text() const;                         // of the first choice, for a log that may have it
+  const Json& refusal() const { return refusal_; }  // for a log
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -117,6 +118,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   std::int64_t created_;
   Clock::time_point start_ = Clock::now();
   bool done_ = false;
+  Json refusal_ = Json::object();
 
   mutable std::mutex mutex_;  // of what follows
   std::vector<Event> events_;

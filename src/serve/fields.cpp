@@ -7,18 +7,45 @@ namespace gka::serve {
 namespace {
 
 constexpr double kMost = 9007199254740991.0;  // the largest whole number every JSON reader keeps exactly
+// Schemas of what is more than a flag, a number or a text. That a field may be null, for left out, is added to all.
 constexpr std::string_view kAnything = "{}";
 constexpr std::string_view kPrompt =
-    R"({"oneOf":[{"type":"string"},{"type":"array","items":{"type":"string"}},{"type":"array","items":{"type":"integer"}},{"type":"array","items":{"type":"array","items":{"type":"integer"}}}]})";
+    R"({"anyOf": [{"type": "string"},
+                  {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Token"}},
+                  {"type": "array", "minItems": 1, "maxItems": 1024,
+                   "items": {"anyOf": [{"type": "string"},
+                                       {"type": "array", "items": {"$ref": "#/components/schemas/Token"}}]}}]})";
 constexpr std::string_view kStop =
-    R"({"oneOf":[{"type":"string"},{"type":"array","items":{"type":"string"},"maxItems":16}]})";
+    R"({"anyOf": [{"type": "string", "minLength": 1, "maxLength": 1000},
+                  {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 1000}}]})";
 constexpr std::string_view kMessages =
-    R"({"type":"array","items":{"type":"object","properties":{"role":{"type":"string"},"content":{}},"required":["role"]}})";
-constexpr std::string_view kIterations =
-    R"({"oneOf":[{"type":"integer","minimum":0},{"type":"string","enum":["auto"]}]})";
-constexpr std::string_view kObject = R"({"type":"object"})";
-constexpr std::string_view kIds = R"({"type":"array","items":{"type":"integer"}})";
-constexpr std::string_view kTools = R"({"type":"array","items":{"type":"object"}})";
+    R"({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}})";
+constexpr std::string_view kIterations = R"({"$ref": "#/components/schemas/Iterations"})";
+constexpr std::string_view kObject = R"({"type": "object"})";
+constexpr std::string_view kIds = R"({"type": "array", "items": {"$ref": "#/components/schemas/Token"}})";
+constexpr std::string_view kText = R"({"type": "string"})";
+constexpr std::string_view kTextOrIds =
+    R"({"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/components/schemas/Token"}}]})";
+constexpr std::string_view kTools = R"({"type": "array", "items": {"type": "object"}})";
+constexpr std::string_view kBias =
+    R"({"type": "object", "patternProperties": {"^[0-9]+$": {"type": "number", "minimum": -100, "maximum": 100}},
+        "additionalProperties": false})";
+constexpr std::string_view kNothing = R"({"type": "string", "maxLength": 0})";
+constexpr std::string_view kFlag = R"({"type": "boolean"})";
+constexpr std::string_view kCountOrFlag =
+    R"({"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20}, {"type": "boolean"}]})";
+constexpr std::string_view kTopP = R"({"type": "number", "exclusiveMinimum": 0, "maximum": 1})";
+constexpr std::string_view kFormat =
+    R"({"anyOf": [{"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
+                  {"type": "object", "required": ["type", "json_schema"],
+                   "properties": {"type": {"const": "json_schema"},
+                                  "json_schema": {"type": "object", "required": ["schema"],
+                                                  "properties": {"schema": {"type": ["object", "boolean"]}}}}}]})";
+constexpr std::string_view kChoice =
+    R"({"anyOf": [{"enum": ["auto", "none", "required"]},
+                  {"type": "object", "required": ["function"],
+                   "properties": {"function": {"type": "object", "required": ["name"],
+                                               "properties": {"name": {"type": "string", "minLength": 1}}}}}]})";
 
 const std::array kFields{
     Field{"model", &Ask::model, kBoth, 0, 0, "", "", "One of /v1/models; may be left out where there is one"},
@@ -29,7 +56,8 @@ const std::array kFields{
           "The same, OpenAI's newer name"},
     Field{"min_tokens", &Ask::min_tokens, kBoth, 0, kMost, "0", "", "Nothing stops the answer before so many tokens"},
     Field{"temperature", &Ask::temperature, kBoth, 0, 100, "1", "", "0: the likeliest token each time"},
-    Field{"top_p", &Ask::top_p, kBoth, 0, 1, "1", "", "Among the fewest tokens that hold this much of the probability"},
+    Field{"top_p", &Ask::top_p, kBoth, 0, 1, "1", kTopP,
+          "Among the fewest tokens that hold this much of the probability"},
     Field{"top_k", &Ask::top_k, kBoth, -1, kMost, "0", "", "Among so many likeliest tokens; 0 or -1: all"},
     Field{"min_p", &Ask::min_p, kBoth, 0, 1, "0", "", "Among tokens at least this likely, as a share of the likeliest"},
     Field{"repetition_penalty", &Ask::repetition_penalty, kBoth, 0.01, 100, "1", "",
@@ -37,7 +65,7 @@ const std::array kFields{
     Field{"presence_penalty", &Ask::presence_penalty, kBoth, -2, 2, "0", "",
           "Taken from the logit of a token that came already"},
     Field{"frequency_penalty", &Ask::frequency_penalty, kBoth, -2, 2, "0", "", "And this, times how often it came"},
-    Field{"logit_bias", &Ask::logit_bias, kBoth, 0, 0, "", kObject,
+    Field{"logit_bias", &Ask::logit_bias, kBoth, 0, 0, "", kBias,
           "Token id to a number from -100 to 100 that is added"},
     Field{"seed", &Ask::seed, kBoth, -kMost, kMost, "", "", "The same seed gives the same answer"},
     Field{"stop", &Ask::stop, kBoth, 0, 0, "", kStop, "Texts that end the answer, and are not part of it"},
@@ -47,20 +75,21 @@ const std::array kFields{
     Field{"ignore_eos", &Ask::ignore_eos, kBoth, 0, 0, "false", "", "Go on where the model would end"},
     Field{"n", &Ask::n, kBoth, 1, 128, "1", "", "How many answers"},
     Field{"best_of", &Ask::best_of, kCompletions, 1, 128, "", "", "Taken where it equals n"},
-    Field{"suffix", &Ask::suffix, kCompletions, 0, 0, "", "", "Refused: these models do not fill in"},
+    Field{"suffix", &Ask::suffix, kCompletions, 0, 0, "", kNothing, "Refused: these models do not fill in"},
     Field{"echo", &Ask::echo, kCompletions, 0, 0, "false", "", "Give the prompt back before the answer"},
-    Field{"logprobs", &Ask::logprobs, kBoth, 0, 0, "", kAnything,
-          "Completions: how many alternatives (0 to 20); chat: true or false"},
+    Field{"logprobs", &Ask::logprobs, kCompletions, 0, 0, "", kCountOrFlag,
+          "Score the answer's tokens, with so many alternatives"},
+    Field{"logprobs", &Ask::logprobs, kChat, 0, 0, "", kFlag, "Score the answer's tokens"},
     Field{"top_logprobs", &Ask::top_logprobs, kChat, 0, 20, "", "", "How many alternatives each token comes with"},
     Field{"prompt_logprobs", &Ask::prompt_logprobs, kBoth, 0, 20, "", "",
           "Score the prompt's tokens, with so many alternatives"},
     Field{"stream", &Ask::stream, kBoth, 0, 0, "false", "", "Server-sent events, one token each"},
     Field{"stream_options", &Ask::stream_options, kBoth, 0, 0, "", kObject,
           "include_usage: a last event with the usage"},
-    Field{"response_format", &Ask::response_format, kBoth, 0, 0, "", kObject,
+    Field{"response_format", &Ask::response_format, kBoth, 0, 0, "", kFormat,
           "text, json_object, or json_schema with its schema"},
     Field{"tools", &Ask::tools, kChat, 0, 0, "", kTools, "Functions the model may call"},
-    Field{"tool_choice", &Ask::tool_choice, kChat, 0, 0, "\"auto\"", kAnything,
+    Field{"tool_choice", &Ask::tool_choice, kChat, 0, 0, "\"auto\"", kChoice,
           "auto, none, required, or a function by name"},
     Field{"chat_template_kwargs", &Ask::template_values, kChat, 0, 0, "", kObject, "More variables for the template"},
     Field{"add_generation_prompt", &Ask::add_generation_prompt, kChat, 0, 0, "true", "",
@@ -157,17 +186,29 @@ struct Describer {
   Json operator()(std::optional<std::int64_t> Ask::*) const { return ranged("integer"); }
   Json operator()(double Ask::*) const { return ranged("number"); }
   Json operator()(std::string Ask::*) const { return {{"type", "string"}}; }
-  Json operator()(Json Ask::*) const { return Json::parse(field.schema); }
+  Json operator()(Json Ask::*) const { return Json::object(); }  // the field's own schema says it all
 
   Json ranged(const char* type) const {
-    Json schema{{"type", type}};
-    if (field.low > -kMost) schema["minimum"] = field.low;
-    if (field.high < kMost) schema["maximum"] = field.high;
-    return schema;
+    return {
+        {"type", type}, {"minimum", Json::parse(written(field.low))}, {"maximum", Json::parse(written(field.high))}};
   }
 };
 
+constexpr std::array kMemoryFields{
+    MemoryField{"input", kTextOrIds, "What is read: a text, or token ids"},
+    MemoryField{"messages", kMessages, "The same as a conversation; one of the two"},
+    MemoryField{"name", R"({"type":"string","maxLength":200})", "For people"},
+    MemoryField{"model", kText, "One of /v1/models; may be left out where there is one, and of a fork"},
+    MemoryField{"keep_tokens", R"({"type":"integer","minimum":0})",
+                "How many of the last tokens attention's caches keep, in pages of 64; without it all of them"},
+    MemoryField{"tools", kTools, "For the template of messages"},
+    MemoryField{"chat_template_kwargs", kObject, "More variables for it"},
+    MemoryField{"add_special_tokens", kFlag, "Put what the tokenizer puts around a text (a fork: false)"},
+};
+
 }  // namespace
+
+std::span<const MemoryField> memory_fields() { return kMemoryFields; }
 
 std::span<const Field> fields() { return kFields; }
 
@@ -190,19 +231,32 @@ Ask read_ask(const Json& body, Endpoint endpoint) {
   return ask;
 }
 
+Json or_null(Json schema) {
+  if (schema.contains("anyOf")) schema["anyOf"].push_back({{"type", "null"}});
+  if (schema.contains("type")) schema["type"] = {schema["type"], "null"};
+  return schema;
+}
+
 Json schema_of(Endpoint endpoint) {
+  const std::string_view needed = endpoint == kChat ? "messages" : "prompt";
   Json properties = Json::object();
   for (const auto& field : kFields) {
     if ((field.endpoints & endpoint) == 0) continue;
-    auto schema = std::visit(Describer{field}, field.member);
+    auto schema = field.schema.empty() ? std::visit(Describer{field}, field.member) : Json::parse(field.schema);
+    if (field.name != needed) schema = or_null(std::move(schema));
     if (!field.fallback.empty()) schema["default"] = Json::parse(field.fallback);
     schema["description"] = field.about;
     properties[std::string(field.name)] = std::move(schema);
   }
-  return {{"type", "object"},
-          {"properties", std::move(properties)},
-          {"required", {endpoint == kChat ? "messages" : "prompt"}},
-          {"additionalProperties", false}};
+  Json body{{"type", "object"},
+            {"properties", std::move(properties)},
+            {"required", {needed}},
+            {"additionalProperties", false}};
+  if (endpoint == kChat) {
+    body["anyOf"] = Json::parse(R"([{"properties": {"top_logprobs": {"type": "null"}}},
+                                    {"required": ["logprobs"], "properties": {"logprobs": {"const": true}}}])");
+  }
+  return body;
 }
 
 }  // namespace gka::serve

@@ -40,7 +40,7 @@ struct Field {
   unsigned endpoints;
   double low, high;           // of numbers
   std::string_view fallback;  // as JSON; "": none
-  std::string_view schema;    // of a Json member, as JSON Schema
+  std::string_view schema;    // as JSON Schema, where the kind of the member does not say it all
   std::string_view about;
 };
 
@@ -49,7 +49,16 @@ std::span<const Field> fields();
 /// Throws Problem with the field's name where a value is of the wrong kind or out of range, or a field is unknown.
 Ask read_ask(const Json& body, Endpoint endpoint);
 
+/// The schema, or null: what a client leaves out it may also send as null.
+Json or_null(Json schema);
+
 /// The fields of an endpoint as a JSON Schema.
 Json schema_of(Endpoint endpoint);
+
+/// What a body may have that makes a memory, or forks one.
+struct MemoryField {
+  std::string_view name, schema, about;
+};
+std::span<const MemoryField> memory_fields();
 
 }  // namespace gka::serve

@@ -78,13 +78,13 @@ Descriptor listen_on(const std::string& host, int port) {
         ::listen(candidate.get(), SOMAXCONN) == 0) {
       listener = std::move(candidate);
     } else {
-      why = system_reason();
+      const bool taken = errno == EADDRINUSE;
+      why = system_reason() + (taken ? "; --port 0 takes any that is free" : "");
     }
   }
   ::freeaddrinfo(found);
   if (!listener.open()) {
-    throw std::runtime_error("cannot listen on " + host + ":" + service + ": " + why +
-                             "; --port 0 takes any that is free");
+    throw std::runtime_error("cannot listen on " + host + ":" + service + ": " + why);
   }
   return listener;
 }

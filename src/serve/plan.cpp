@@ -23,8 +23,8 @@ std::vector<std::string> read_stops(const Json& stop) {
   const auto list = stop.is_array() ? stop : Json::array({stop});
   for (const auto& entry : list) {
     const bool fine = entry.is_string() && !entry.get_ref<const std::string&>().empty() &&
-                      entry.get_ref<const std::string&>().size() <= kLongestStop;
-    if (!fine) throw bad_request("'stop' takes a text of 1 to 1000 bytes, or a list of up to 16", "stop");
+                      data::count_characters(entry.get_ref<const std::string&>()) <= kLongestStop;
+    if (!fine) throw bad_request("'stop' takes a text of 1 to 1000 characters, or a list of up to 16", "stop");
     stops.push_back(entry.get<std::string>());
   }
   if (stops.size() > kMostStops) throw bad_request("'stop' takes at most 16 texts", "stop");
@@ -253,7 +253,7 @@ Tokens read_tokens(const Json& list, const Model& model, const std::string& para
   tokens.reserve(list.size());
   for (const auto& entry : list) {
     std::int64_t token = -1;
-    if (!entry.is_number_integer() || !json::read(entry, token) || token < 0 || token >= model.engine->vocabulary()) {
+    if (!json::read(entry, token) || token < 0 || token >= model.engine->vocabulary()) {
       throw bad_request("'" + param + "' takes token ids below " + std::to_string(model.engine->vocabulary()) +
                             ", and has " + dumped(entry).substr(0, 60),
                         param);

@@ -46,6 +46,15 @@ inline Json error_json(int status, const std::string& message, const std::string
             {"code", code.empty() ? Json(status) : Json(code)}}}};
 }
 
+/// What a log may say of it: no word of the request, but the name of the field; of our own failures the sentence.
+inline Json for_log(const Problem& problem) {
+  Json values = Json::object();
+  if (!problem.param.empty()) values["param"] = problem.param;
+  if (!problem.code.empty()) values["code"] = problem.code;
+  if (problem.status >= 500) values["why"] = problem.what();
+  return values;
+}
+
 /// JSON as text, whatever bytes are in it.
 inline std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 

@@ -27,7 +27,7 @@ using ExchangePtr = std::shared_ptr<http::Exchange>;
 struct Match {
   const Route* route = nullptr;
   std::string id;
-  bool path_exists = false;
+  std::string methods{};  // that the path takes; none: there is no such path
 };
 
 bool matches(std::string_view pattern, std::string_view path, std::string& id) {
@@ -46,8 +46,9 @@ Match find_route(std::string_view method, std::string_view path) {
   for (const auto& route : kRoutes) {
     std::string id;
     if (!matches(route.path, path, id)) continue;
-    match.path_exists = true;
-    if (route.method == method || (method == "HEAD" && route.method == "GET")) return {&route, id, true};
+    match.methods +=
+        (match.methods.empty() ? "" : ", ") + std::string(route.method == "GET" ? "GET, HEAD" : route.method);
+    if (route.method == method || (method == "HEAD" && route.method == "GET")) return {&route, id};
   }
   return match;
 }
@@ -81,7 +82,14 @@ Json memory_json(const infer::MemoryInfo& memory, const Model& model) {
           {"tokens", memory.tokens},
           {"state_bytes", memory.state_bytes},
           {"cache_bytes", memory.cache_bytes},
+          {"kept_tokens", memory.kept_tokens},
           {"created", memory.created}};
+}
+
+/// Whether a body has a field; null is as good as absent.
+bool given(const Json& body, const char* name) {
+  const auto found = body.find(name);
+  return found != body.end() && !found->is_null();
 }
 
 std::string text_field(const Json& body, const char* name) {
@@ -146,7 +154,7 @@ class Service::Core {
       draining_ = true;
       drain_until_ = Clock::now() + options_.drain_limit;
       server_.close_listener();
-      log_.say("stopping: what runs may finish", {{"running", active_.size()}});
+      if (ready_) log_.say("stopping: what runs may finish", {{"running", active_.size()}});
       check_drained();
     });
   }
@@ -187,8 +195,9 @@ class Service::Core {
       if ((request.method == "GET" || request.method == "HEAD") && serve_page(call)) return;
       const auto match = find_route(request.method, request.path);
       if (match.route == nullptr) {
-        if (!match.path_exists)
+        if (match.methods.empty())
           throw Problem(404, "there is no " + request.path.substr(0, 100) + "; GET /openapi.json lists what there is");
+        exchange->add_header("Allow", match.methods + ", OPTIONS");
         throw Problem(405, request.path.substr(0, 100) + " does not take " + request.method.substr(0, 20));
       }
       call.route = match.route;
@@ -283,7 +292,14 @@ class Service::Core {
     int status = 200;
     std::string type = "application/json", body;
     int retry_after = 0;
+    Json log = Json::object();
   };
+
+  static Reply reply_of(const Problem& problem) {
+    return {problem.status, "application/json",
+            dumped(error_json(problem.status, problem.what(), problem.param, problem.code)), problem.retry_after,
+            for_log(problem)};
+  }
 
   /// Runs an action, and turns whatever it throws into an answer.
   Reply made(const Call& call) {
@@ -291,14 +307,11 @@ class Service::Core {
       if (call.route->action == Action::metrics) return {200, "text/plain; version=0.0.4; charset=utf-8", metrics()};
       return {200, "application/json", dumped(run_action(call))};
     } catch (const Problem& problem) {
-      return {problem.status, "application/json",
-              dumped(error_json(problem.status, problem.what(), problem.param, problem.code)), problem.retry_after};
+      return reply_of(problem);
     } catch (const infer::Refused& refused) {
-      const auto problem = problem_of(refused);
-      return {problem.status, "application/json",
-              dumped(error_json(problem.status, problem.what(), problem.param, problem.code)), problem.retry_after};
+      return reply_of(problem_of(refused));
     } catch (const std::exception& error) {
-      return {500, "application/json", dumped(error_json(500, error.what()))};
+      return reply_of(Problem(500, error.what()));
     }
   }
 
@@ -308,13 +321,10 @@ class Service::Core {
     http::Headers headers;
     if (reply.retry_after > 0) headers.emplace_back("Retry-After", std::to_string(reply.retry_after));
     call.exchange->reply(reply.status, reply.type, reply.body, headers);
-    record(call, reply.status);
+    record(call, reply.status, reply.log);
   }
 
-  void refuse(const Call& call, const Problem& problem) {
-    send(call, {problem.status, "application/json",
-                dumped(error_json(problem.status, problem.what(), problem.param, problem.code)), problem.retry_after});
-  }
+  void refuse(const Call& call, const Problem& problem) { send(call, reply_of(problem)); }
 
   /// Counts and logs a request that is over.
   void record(const Call& call, int status, Json more = Json::object()) {
@@ -385,6 +395,7 @@ class Service::Core {
               {"answer", usage.completion_tokens}};
       if (options_.log_text) more["text"] = completion.text();
     } else {
+      more = completion.refusal();
       more["outcome"] = outcome;
     }
     record(call, outcome == "left" ? 499 : call.exchange->status(), std::move(more));
@@ -425,7 +436,7 @@ class Service::Core {
       case Action::delete_memory: return delete_memory(call.id);
       case Action::props: return props();
       case Action::slots: return slots();
-      case Action::openapi: return openapi();
+      case Action::openapi: return described();
       default: throw Problem(404, "there is nothing here");
     }
   }
@@ -448,6 +459,15 @@ class Service::Core {
               {"chat_template", !model.chat.plain()}}}};
   }
 
+  Json described() const {
+    Described about{.keys = keys_.any()};
+    for (const auto& model : ready_ ? models_ : std::vector<std::shared_ptr<Model>>()) {
+      about.vocabulary = std::max(about.vocabulary, model->engine->vocabulary());
+      about.iterations = std::max(about.iterations, model->engine->iterations());
+    }
+    return openapi(about);
+  }
+
   Json models() const {
     Json list = Json::array();
     for (const auto& model : models_) list.push_back(model_json(*model));
@@ -455,13 +475,14 @@ class Service::Core {
   }
 
   Json tokenize(const Json& body) const {
+    check_body(body, Action::tokenize);
     const auto model = model_of(body);
     Tokens tokens;
-    if (body.contains("messages")) {
+    if (given(body, "messages")) {
       tokens = model->encoder.encode(rendered(*model, body));
     } else {
-      const char* name = body.contains("prompt") ? "prompt" : "content";
-      if (!body.contains(name)) throw bad_request("'prompt' (or 'content') is missing", "prompt", "missing_field");
+      const char* name = given(body, "prompt") ? "prompt" : "content";
+      if (!given(body, name)) throw bad_request("'prompt' (or 'content') is missing", "prompt", "missing_field");
       const bool add = flag_field(body, "add_special_tokens", flag_field(body, "add_special", true));
       tokens = model->encoder.encode(text_field(body, name), add, flag_field(body, "parse_special", true));
     }
@@ -474,8 +495,9 @@ class Service::Core {
   }
 
   Json detokenize(const Json& body) const {
+    check_body(body, Action::detokenize);
     const auto model = model_of(body);
-    if (!body.contains("tokens")) throw bad_request("'tokens' is missing", "tokens", "missing_field");
+    if (!given(body, "tokens")) throw bad_request("'tokens' is missing", "tokens", "missing_field");
     const auto tokens = read_tokens(body["tokens"], *model, "tokens");
     const std::vector<data::Token> ids(tokens.begin(), tokens.end());
     const auto text = data::replace_malformed(model->tokenizer().decode(ids));
@@ -498,7 +520,7 @@ class Service::Core {
 
   static jinja::Text rendered(const Model& model, const Json& body, bool generation = true) {
     const auto or_null = [&](const char* name) { return body.contains(name) ? body[name] : Json(nullptr); };
-    if (!body.contains("messages")) throw bad_request("'messages' is missing", "messages", "missing_field");
+    if (!given(body, "messages")) throw bad_request("'messages' is missing", "messages", "missing_field");
     return model.chat.render({.messages = body["messages"],
                               .tools = or_null("tools"),
                               .values = or_null("chat_template_kwargs"),
@@ -507,6 +529,7 @@ class Service::Core {
   }
 
   Json apply_template(const Json& body) const {
+    check_body(body, Action::apply_template);
     const auto model = model_of(body);
     const auto text = rendered(*model, body);
     return {{"prompt", text.bytes()}, {"tokens", model->encoder.encode(text)}};
@@ -539,14 +562,8 @@ class Service::Core {
 
   /// What is to be remembered: `input` as text or token ids, or `messages`.
   static Tokens memory_tokens(const Model& model, const Json& body, bool may_be_empty, bool first) {
-    static constexpr std::string_view kKnown[] = {"input", "messages",          "name", "model", "chat_template_kwargs",
-                                                  "tools", "add_special_tokens"};
-    for (const auto& [key, value] : body.items()) {
-      if (std::ranges::find(kKnown, key) == std::end(kKnown))
-        throw bad_request(unknown_key(key.substr(0, 100), "the body", kKnown), key.substr(0, 100), "unknown_field");
-    }
-    const bool input = body.contains("input") && !body["input"].is_null();
-    const bool messages = body.contains("messages") && !body["messages"].is_null();
+    check_body(body, Action::create_memory);  // a fork's has the same fields
+    const bool input = given(body, "input"), messages = given(body, "messages");
     if (input && messages)
       throw bad_request("'input' and 'messages' are both given; a memory is made of one of them", "input");
     if (!input && !messages) {
@@ -568,15 +585,26 @@ class Service::Core {
 
   static std::string memory_name(const Json& body) {
     auto name = text_field(body, "name");
-    if (name.size() > 200) throw bad_request("'name' takes at most 200 bytes", "name");
+    if (data::count_characters(name) > 200) throw bad_request("'name' takes at most 200 characters", "name");
     return name;
+  }
+
+  static std::optional<std::int64_t> keep_tokens(const Json& body) {
+    const auto found = body.find("keep_tokens");
+    if (found == body.end() || found->is_null()) return std::nullopt;
+    std::int64_t count = -1;
+    if (found->is_boolean() || !json::read(*found, count) || count < 0) {
+      throw bad_request("'keep_tokens' takes a whole number of 0 or more, and is " + dumped(*found).substr(0, 60),
+                        "keep_tokens");
+    }
+    return count;
   }
 
   Json create_memory(const Json& body) const {
     const auto model = model_of(body);
     auto tokens = memory_tokens(*model, body, false, true);
     check_length(*model, static_cast<std::int64_t>(tokens.size()));
-    return memory_json(model->engine->create_memory(std::move(tokens), memory_name(body)), *model);
+    return memory_json(model->engine->create_memory(std::move(tokens), memory_name(body), keep_tokens(body)), *model);
   }
 
   static void check_length(const Model& model, std::int64_t tokens) {
@@ -590,7 +618,7 @@ class Service::Core {
     const auto [model, info] = memory_named(id);
     auto more = memory_tokens(*model, body, true, false);
     check_length(*model, info.tokens + static_cast<std::int64_t>(more.size()));
-    return memory_json(model->engine->fork_memory(id, std::move(more), memory_name(body)), *model);
+    return memory_json(model->engine->fork_memory(id, std::move(more), memory_name(body), keep_tokens(body)), *model);
   }
 
   Json delete_memory(const std::string& id) const {

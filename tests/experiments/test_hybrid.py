@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,3 +55,20 @@ def test_a_test_item_has_as_many_facts_as_it_says_and_one_answer():
 
 def test_the_same_seed_gives_the_same_chats():
     assert Chats(5).chat() == Chats(5).chat()
+
+
+def test_what_a_memory_keeps_is_measured():
+    program = Path(dialogues.__file__).with_name("kept.py")
+    said = subprocess.run(
+        [sys.executable, program, "--chats", "2", "--tokens", "200"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ).stdout
+    numbers = [re.findall(r"[\d,]*\d", line)[-3:] for line in said.split("\n")[1:6]]
+    rows = [[int(number.replace(",", "")) for number in row] for row in numbers]
+    assert [kept for kept, _, _ in rows] == [200, 200, 136, 72, 8]
+    assert len({states for _, states, _ in rows}) == 1
+    assert [cache * 3 for _, _, cache in rows] == [rows[0][2] * pages for pages in (3, 3, 2, 1, 0)]
+    assert said.count("right of 2 chats: all: ") == 2

@@ -17,6 +17,7 @@ import pytest
 class Page:
     def __init__(self, address):
         host, path = address.removeprefix("ws://").split("/", 1)
+        self.host = host
         name, port = host.split(":")
         self.socket = socket.create_connection((name, int(port)), timeout=60)
         key = base64.b64encode(os.urandom(16)).decode()
@@ -51,6 +52,11 @@ class Page:
             text += self.take(length)
             if first & 128:
                 return json.loads(text)
+
+    def press(self, key, **more):
+        """A key as the keyboard sends it; `text` is what it types."""
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, **more)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
 
     def call(self, method, **parameters):
         self.last += 1
@@ -88,6 +94,13 @@ class Page:
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
 
+    def another(self, address):
+        """One more tab of the same browser."""
+        with urllib.request.urlopen(urllib.request.Request(f"http://{self.host}/json/new", method="PUT")) as made:
+            page = Page(json.load(made)["webSocketDebuggerUrl"])
+        page.open(address)
+        return page
+
     def picture(self, path):
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
@@ -102,6 +115,7 @@ def chromium(folder):
         "--headless=new",
         "--no-sandbox",
         "--disable-gpu",
+        "--disable-features=BackForwardCache",  # a page that was left is gone, and does not wait frozen for a debugger
         "--remote-debugging-port=0",
         f"--user-data-dir={folder}",
         "about:blank",

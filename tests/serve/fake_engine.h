@@ -12,6 +12,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -51,6 +52,7 @@ class FakeEngine : public infer::Engine {
       if (memory == memories_.end()) throw infer::Refused(Reason::unknown_memory, "memory", "there is no such memory");
       job.history = memory->second.second;
       job.usage.remembered_tokens = static_cast<std::int64_t>(job.history.size());
+      job.usage.kept_tokens = memory->second.first.kept_tokens;
     }
     job.history.insert(job.history.end(), job.request.prompt.begin(), job.request.prompt.end());
     job.usage.prompt_tokens = static_cast<std::int64_t>(job.history.size());
@@ -80,18 +82,24 @@ class FakeEngine : public infer::Engine {
     drained_ = true;
   }
 
-  infer::MemoryInfo create_memory(std::vector<std::int64_t> tokens, std::string name) override {
+  /// A byte of cache for each token that is kept.
+  infer::MemoryInfo create_memory(std::vector<std::int64_t> tokens, std::string name,
+                                  std::optional<std::int64_t> keep_tokens) override {
     const std::lock_guard lock(mutex_);
+    const auto all = static_cast<std::int64_t>(tokens.size());
+    const auto kept = std::min(all, keep_tokens.value_or(all));
     infer::MemoryInfo info{.id = "mem-" + std::to_string(++last_memory_),
                            .name = std::move(name),
-                           .tokens = static_cast<std::int64_t>(tokens.size()),
+                           .tokens = all,
                            .state_bytes = 1024,
-                           .cache_bytes = 0,
-                           .created = 1};
+                           .cache_bytes = kept,
+                           .created = 1,
+                           .kept_tokens = kept};
     memories_[info.id] = {info, std::move(tokens)};
     return info;
   }
-  infer::MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name) override {
+  infer::MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name,
+                                std::optional<std::int64_t> keep_tokens) override {
     std::vector<std::int64_t> tokens;
     {
       const std::lock_guard lock(mutex_);
@@ -102,7 +110,7 @@ class FakeEngine : public infer::Engine {
       tokens = found->second.second;
     }
     tokens.insert(tokens.end(), more.begin(), more.end());
-    return create_memory(std::move(tokens), std::move(name));
+    return create_memory(std::move(tokens), std::move(name), keep_tokens);
   }
   std::vector<infer::MemoryInfo> memories() const override {
     const std::lock_guard lock(mutex_);

@@ -38,7 +38,8 @@ VALUES = [
 NAMES = [
     *["prompt", "messages", "max_tokens", "stop", "n", "logprobs", "stream", "echo", "iterations", "memory", "tools"],
     *["response_format", "logit_bias", "seed", "temperature", "certainty", "stream_options", "chat_template_kwargs"],
-    *["input", "content", "tokens", "top_logprobs", "min_tokens", "stop_token_ids", "model", "prompt\\u0000"],
+    *["input", "keep_tokens", "content", "tokens", "top_logprobs", "min_tokens", "stop_token_ids", "model"],
+    *["prompt\\u0000"],
 ]
 PATHS = [
     *["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/memories", "/apply-template"],

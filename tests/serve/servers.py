@@ -17,8 +17,8 @@ BUILD = ROOT / os.environ.get("GKA_BUILD_DIR", "build/cpu")
 
 
 class Server:
-    def __init__(self, process, address, key=None):
-        self.process, self.address, self.key = process, address, key
+    def __init__(self, process, address, key=None, log_file=None):
+        self.process, self.address, self.key, self.log_file = process, address, key, log_file
         self.host, self.port = address.split("//")[1].rsplit(":", 1)
 
     def connect(self, timeout=30):
@@ -60,6 +60,11 @@ class Server:
         assert events[-2:] == ["data: [DONE]", ""]
         return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
+    def log(self):
+        """What it has logged so far."""
+        self.log_file.seek(0)
+        return self.log_file.read()
+
     def running(self):
         return sum(slot["is_processing"] for slot in self.get("/slots"))
 
@@ -86,7 +91,7 @@ def started(*command, key=None):
                 process.wait()
                 log.seek(0)
                 pytest.fail(f"{command} did not start: {log.read()}")
-            yield Server(process, address, key)
+            yield Server(process, address, key, log)
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):

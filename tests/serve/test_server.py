@@ -100,6 +100,9 @@ def test_the_other_endpoints(client, server):
         ]["top_p"]["maximum"]
         == 1
     )
+    for path in ("/v1/memories", "/v1/memories/{id}/fork"):
+        body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body["properties"]["keep_tokens"]["minimum"] == 0
     metrics = server.get("/metrics")
     for name in ["vllm:num_requests_running", "gka_generated_tokens_total", "vllm:time_to_first_token_seconds_bucket"]:
         assert f'{name}{{model_name="fake"' in metrics
@@ -191,6 +194,27 @@ def test_a_memory_stands_before_the_prompt_and_can_be_forked(server):
     assert server.post("/v1/completions", with_it, status=404)["error"]["param"] == "memory"
     assert server.ask("DELETE", f"/v1/memories/{made['id']}")[0] == 404
     assert server.post("/v1/memories", {"input": "a", "messages": []}, status=400)["error"]["param"] == "input"
+
+
+def test_a_memory_may_keep_the_last_tokens_of_its_cache(server):
+    made = server.post("/v1/memories", {"input": "SAY:remembered", "keep_tokens": 4})
+    assert (made["tokens"], made["kept_tokens"], made["cache_bytes"]) == (14, 4, 4)
+    assert made in server.get("/v1/memories")["data"]
+    fork = server.post(f"/v1/memories/{made['id']}/fork", {"input": "XX", "keep_tokens": 2})
+    assert (fork["tokens"], fork["kept_tokens"]) == (16, 2)
+    assert server.post("/v1/memories", {"input": "a", "keep_tokens": None})["kept_tokens"] == 1
+    for chat in (False, True):
+        path, prompt = ("chat/", {"messages": [{"role": "user", "content": "x"}]}) if chat else ("", {"prompt": "x"})
+        ask = {**prompt, "max_tokens": 2, "memory": fork["id"]}
+        assert server.post(f"/v1/{path}completions", ask)["gka"]["kept_tokens"] == 2
+        ask |= {"stream_options": {"include_usage": True}}
+        assert server.stream(f"/v1/{path}completions", ask)[-1]["gka"]["kept_tokens"] == 2
+        assert "kept_tokens" not in server.post(f"/v1/{path}completions", {**prompt, "max_tokens": 2})["gka"]
+    for wrong in (-1, 1.5, "64", True, [64], 10**30):
+        for path in ("/v1/memories", f"/v1/memories/{made['id']}/fork"):
+            error = server.post(path, {"input": "a", "keep_tokens": wrong}, status=400)["error"]
+            assert error["param"] == "keep_tokens"
+            assert error["message"].startswith("'keep_tokens' takes a whole number of 0 or more, and is ")
 
 
 # --- JSON, tools, reasoning
@@ -429,9 +453,54 @@ def test_a_wrong_conversation_is_named(server, body, param):
     assert server.post("/v1/chat/completions", body, status=400)["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "x", "promt": "y"}, "promt"),
+        ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "parse_special": "no"}, "parse_special"),
+        ("/tokenize", {"prompt": None}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/detokenize", {"tokens": [1], "prompt": "x"}, "prompt"),
+        ("/detokenize", {"tokens": None}, "tokens"),
+        ("/detokenize", {"tokens": [257]}, "tokens"),
+        ("/apply-template", {"messages": [{"role": "user", "content": "x"}], "tools": {}}, "tools"),
+        ("/apply-template", {}, "messages"),
+        ("/v1/memories", {"input": "x", "name": "n" * 201}, "name"),
+    ],
+)
+def test_a_mistake_in_another_body_is_named_too(server, path, body, param):
+    assert server.post(path, body, status=400)["error"]["param"] == param
+
+
+def test_a_field_that_is_null_is_left_out_and_the_ends_of_every_range_are_its_ends(server):
+    """What openapi.json says of a completion's fields is what the server does."""
+    described = server.get("/openapi.json")
+    schema = described["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    fields = schema["properties"]
+    nulls = {name: None for name in fields if name not in schema["required"]}
+    server.post("/v1/completions", {"prompt": "x", **nulls, "max_tokens": 1})
+    defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
+    server.post("/v1/completions", {"prompt": "x", **defaults, "max_tokens": 1})
+    ranged = {name: field for name, field in fields.items() if {"minimum", "exclusiveMinimum"} & set(field)}
+    assert len(ranged) > 10
+    for name, field in ranged.items():
+        assert field["type"][1] == "null"
+        low = field["minimum"] - 1 if "minimum" in field else field["exclusiveMinimum"]
+        for value in [low, field["maximum"] + 1]:
+            error = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, name: value}, status=400)["error"]
+            assert error["param"] == name
+        if name not in ("max_tokens", "min_tokens", "best_of", "n", "seed"):  # that depend on others, or on the queue
+            server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, name: field["maximum"]})
+    assert described["components"]["schemas"]["Token"]["maximum"] == 256
+    assert "security" not in described["paths"]["/v1/models"]["get"]
+
+
 def test_paths_methods_and_bodies_that_are_none(server):
     assert server.ask("GET", "/nothing")[0] == 404
-    assert server.ask("GET", "/v1/completions")[0] == 405
+    status, headers, _ = server.ask("GET", "/v1/completions")
+    assert (status, headers["Allow"]) == (405, "POST, OPTIONS")
+    assert server.ask("PUT", "/v1/memories")[1]["Allow"] == "GET, HEAD, POST, OPTIONS"
     for body in [
         "",
         "{",
@@ -457,6 +526,7 @@ def test_keys_origins_and_streams_per_key():
         for wrong in ["", "Bearer secre", "Bearer secret2", "Basic secret", "Bearer "]:
             assert server.ask("GET", "/v1/models", Authorization=wrong)[0] == 401
         assert server.ask("GET", "/v1/models")[0] == 200
+        assert server.get("/openapi.json")["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}]
         assert server.ask("GET", "/v1/models", Origin="https://evil.example")[0] == 403
         status, headers, _ = server.ask("OPTIONS", "/v1/models", Origin="https://friend.example", Authorization="")
         assert (status, headers["Access-Control-Allow-Origin"]) == (204, "https://friend.example")
@@ -512,6 +582,18 @@ def test_sigterm_lets_an_answer_end_and_refuses_new_ones():
         text = response.read().decode()
         assert text.endswith("data: [DONE]\n\n")
         assert server.process.wait(timeout=10) == 0
+
+
+def test_the_log_says_which_field_was_wrong_and_no_word_of_the_request():
+    with fake() as server:
+        server.post("/v1/completions", {"prompt": "my secret", "temperature": "my secret"}, status=400)
+        server.post("/tokenize", {"prompt": "my secret", "add_special_tokens": "my secret"}, status=400)
+        server.post("/v1/completions", {"prompt": "my secret", "max_tokens": 1})
+        log = server.log()
+    assert "POST /v1/completions status=400" in log
+    assert "param=temperature" in log
+    assert "param=add_special_tokens" in log
+    assert "secret" not in log
 
 
 def test_a_slow_sender_is_cut_off_and_pipelined_requests_are_answered_in_order():
@@ -576,6 +658,7 @@ def mutations(count, seed=0):
         "echo",
         "iterations",
         "memory",
+        "keep_tokens",
         "tools",
         "response_format",
         "logit_bias",

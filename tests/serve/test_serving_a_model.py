@@ -110,6 +110,24 @@ def test_a_memory_outlives_the_server_and_answers_as_its_tokens_would(model, tmp
         assert got["gka"]["remembered_tokens"] > 0
 
 
+def test_a_memory_that_keeps_a_part_of_its_cache_is_the_same_after_a_restart(model, tmp_path):
+    memory_ids = [i % 200 for i in range(300)]
+    ask = {"prompt": [1, 2, 3], "max_tokens": 6, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+    with serve(model, "--memories", tmp_path) as server:
+        whole, kept = (server.post("/v1/memories", {"input": memory_ids, **keep}) for keep in ({}, {"keep_tokens": 64}))
+        assert (whole["kept_tokens"], kept["kept_tokens"]) == (300, 108)
+        assert whole["cache_bytes"] == 4 * kept["cache_bytes"]
+        answers = [server.post("/v1/completions", {**ask, "memory": made["id"]}) for made in (whole, kept)]
+        assert [answer["gka"]["kept_tokens"] for answer in answers] == [300, 108]
+        assert answers[0]["choices"][0]["logprobs"] != answers[1]["choices"][0]["logprobs"]
+    with serve(model, "--memories", tmp_path) as server:
+        assert server.get(f"/v1/memories/{kept['id']}") == kept
+        for made, before in zip((whole, kept), answers, strict=True):
+            got = server.post("/v1/completions", {**ask, "memory": made["id"]})
+            assert got["choices"][0]["logprobs"] == before["choices"][0]["logprobs"]
+            assert got["gka"]["remembered_tokens"] == 256
+
+
 def test_certainty_and_solver_steps_of_a_model_with_gka_layers():
     body = {"prompt": list(range(8)), "max_tokens": 3, "temperature": 0, "certainty": True}
     with serve(GOLDENS / "tiny-hqwen3-gka") as server:
@@ -135,6 +153,28 @@ def test_a_folder_that_is_no_model_is_one_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stdout == ""
     assert "tokenizer" in done.stderr.splitlines()[-1] or "config.json" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["/nowhere/at/all"], "there is no folder /nowhere/at/all"),
+        (["--api-key", "k", "--name", "n", "--cors-origin", "*", "FOLDER"], "has no tokenizer.json"),  # one word each
+        (["FOLDER", "--name", "a", "--name", "b"], "--name is given 2 times, and there are 1 models"),
+        (["FOLDER", "FOLDER", "--name", "a", "--name", "a"], "two models have the same --name"),
+        (["FOLDER", "--api-key", ""], "--api-key"),
+        (["FOLDER", "--memories", "/proc/none"], "cannot make --memories /proc/none"),
+        (["FOLDER", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0: Cannot assign requested address"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(words, says, tmp_path):
+    words = [str(tmp_path) if word == "FOLDER" else word for word in words]
+    done = subprocess.run([PROGRAM, "serve", "--port", "0", *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if "--help" not in line]
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert lines[0].count("--port") == 0
 
 
 def test_told_ten_facts_the_hybrid_of_the_repository_says_which_belongs_to_a_name():

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -128,7 +129,8 @@ GkaMemory plain(const gka::infer::MemoryInfo& memory) {
           .tokens = memory.tokens,
           .state_bytes = memory.state_bytes,
           .cache_bytes = memory.cache_bytes,
-          .created = memory.created};
+          .created = memory.created,
+          .kept_tokens = memory.kept_tokens};
 }
 
 }  // namespace
@@ -195,6 +197,7 @@ std::int32_t gka_stream_next(void* handle, GkaEvent* event, std::int64_t millise
             .prompt_tokens = current.usage.prompt_tokens,
             .completion_tokens = current.usage.completion_tokens,
             .remembered_tokens = current.usage.remembered_tokens,
+            .kept_tokens = current.usage.kept_tokens.value_or(-1),
             .message = current.message.c_str()};
   return 1;
 }
@@ -205,12 +208,13 @@ void gka_stream_free(void* handle) {
 }
 
 std::int32_t gka_memory_create(void* handle, const char* id, const std::int64_t* tokens, std::int64_t count,
-                               const char* name, GkaMemory* memory) {
+                               const char* name, std::int64_t keep_tokens, GkaMemory* memory) {
   return guarded<std::int32_t>(-1, [&] {
     auto& engine = *static_cast<Engine*>(handle);
     std::vector<std::int64_t> own(tokens, tokens + count);
-    last_memories = {id != nullptr ? engine.fork_memory(id, std::move(own), text_or_empty(name))
-                                   : engine.create_memory(std::move(own), text_or_empty(name))};
+    const auto keep = keep_tokens == -1 ? std::nullopt : std::optional(keep_tokens);
+    last_memories = {id != nullptr ? engine.fork_memory(id, std::move(own), text_or_empty(name), keep)
+                                   : engine.create_memory(std::move(own), text_or_empty(name), keep)};
     *memory = plain(last_memories.front());
     return 0;
   });

@@ -40,13 +40,15 @@ struct GkaEvent {
   const std::int64_t* top_tokens;
   const float* top_logprobs;
   std::int64_t prompt_tokens, completion_tokens, remembered_tokens;
-  const char* message;  // at the end: what went wrong, or why no more was remembered
+  std::int64_t kept_tokens;  // of the memory's, those that attention still sees; −1: there is no memory
+  const char* message;       // at the end: what went wrong, or why no more was remembered
 };
 
 /// Texts are good until the thread's next call that fills one.
 struct GkaMemory {
   const char *id, *name;
   std::int64_t tokens, state_bytes, cache_bytes, created;  // created: unix seconds
+  std::int64_t kept_tokens;                                // its last tokens, that attention still sees
 };
 
 const char* gka_error();
@@ -62,9 +64,9 @@ std::int32_t gka_stream_next(void* stream, GkaEvent* event, std::int64_t millise
 void gka_stream_free(void* stream);  // cancels what still runs
 
 /// Reads the tokens once and keeps what the model remembers of them; `id`: after those of that memory, null: from the
-/// start. 0, or −1 where it fails.
+/// start. Attention keeps the last `keep_tokens` of them, −1: all. 0, or −1 where it fails.
 std::int32_t gka_memory_create(void* engine, const char* id, const std::int64_t* tokens, std::int64_t count,
-                               const char* name, GkaMemory* memory);
+                               const char* name, std::int64_t keep_tokens, GkaMemory* memory);
 /// How many there are; writes as many as there is room for.
 std::int64_t gka_memory_list(void* engine, GkaMemory* memories, std::int64_t room);
 std::int32_t gka_memory_delete(void* engine, const char* id);  // 1: it is gone; 0: there is none
