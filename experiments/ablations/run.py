@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,6 +139,14 @@ VARIANTS = {
     "slow-start": Variant("warm-up three times as long", settings={"warmup": 0.15}),
     "low-alpha": Variant("α begins at 0.12, not at 0.5", shifts={"alpha_proj.bias": -2.0}),
     "fast-decay": Variant("decay begins ten times as fast", shifts=FAST_DECAY),
+}
+
+# The paper's ablations once more with an output projection that begins small, where recall is learned early.
+BEGUN_SMALL = ("no-decay", "no-alpha", "no-beta", "beta", "a-0.01", "a-0.05", "a-0.1", "constant", "sketch-32",
+               "no-solve", "iterations-5", "iterations-10", "iterations-15")  # fmt: skip
+VARIANTS |= {
+    f"small-{name}": replace(VARIANTS[name], title=f"{VARIANTS[name].title}, small output at first", scales=SMALL)
+    for name in BEGUN_SMALL
 }
 
 

@@ -10,8 +10,8 @@ One trained model (recall-8m, which was trained with 30 steps), asked with 0 to 
               (docs/inference.md), for the first of those questions
 
 and, with the steps it was trained with, every answer's certainty beside whether it is right, and beside the probability
-that the model gives to its own answer. Results go to iterations.json, figures to iterations.png and certainty.png
-beside this file; --draw draws them again.
+that the model gives to its own answer. Results go to iterations.jsonl line by line, so that the command can be stopped
+and started again, figures to iterations.png and certainty.png beside it; --draw draws what is there.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from run import PROGRAM, ROOT, TASKS
 
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import Progress, run_program, table, write_atomically, write_json
+from console import Progress, read_lines, run_program, table, write_atomically
 
 HERE = Path(__file__).resolve().parent
+FILE = "iterations.jsonl"
 COUNTS = (0, 1, 2, 3, 5, 8, 10, 15, 20, 25, 30)  # 25 is what `auto` comes to here
 ARTICLES, CHARACTERS = 40, 2000  # of held-out Wikipedia: the beginnings of so many articles
 BINS = 10  # of certainty, each with as many answers
@@ -139,33 +140,43 @@ def share(values: list[float]) -> dict[str, float]:
     return {"value": mean, "stderr": math.sqrt(spread / len(values))}
 
 
-def measure(options: argparse.Namespace) -> dict:
+def measure(options: argparse.Namespace) -> None:
+    """Appends a line for each number of steps and for each group of questions; what is there already is left out."""
     import gka
 
-    model = Path(options.model)
+    file, model = options.out / FILE, Path(options.model)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    about = {"items": options.items, "answers": options.answers, "date": datetime.date.today().isoformat()}
+    done = {
+        line.get("steps", line.get("group")) for line in (map(json.loads, read_lines(file)) if file.exists() else ())
+    }
+
+    def keep(line: dict) -> None:
+        with file.open("a") as lines:
+            lines.write(json.dumps(line | about) + "\n")
+
+    engine = gka.Engine(model, device="cpu", snapshot_bytes=-1)
     trained = json.loads((model / "config.json").read_text())["gka_config"]["num_iter"]
     ten = test_items(10, 10, options.items, False)
-    rows, found = [], {}
-    engine = gka.Engine(model, device="cpu", snapshot_bytes=-1)
     settings = [*options.steps, "auto"]
     with tempfile.TemporaryDirectory() as name, Progress(len(settings) + len(TASKS) + 1, "iterations") as progress:
-        folder = Path(name)
-        tasks = scored_tasks(folder, ten, Path(options.data))
+        tasks = scored_tasks(Path(name), ten, Path(options.data))
         for steps in settings:
-            asked = answers(engine, ten[: options.answers], steps)
-            row = {"steps": steps, **{key: share([one[key] for one in asked]) for key in ("right", "certainty")}}
-            if steps != "auto":
-                row |= scores(with_steps(model, steps, folder), tasks)
-            rows.append(row)
-            progress.step(f"{steps} steps: {row['right']['value']:.3f}")
-        groups = {name: test_items(facts, facts, options.answers, back) for name, (facts, back) in TASKS.items()}
-        for group, items in (groups | {STRANGER: strangers(options.answers)}).items():
-            found[group] = answers(engine, items, trained)
+            if steps not in done:
+                asked = answers(engine, ten[: options.answers], steps)
+                row = {"steps": steps, **{key: share([one[key] for one in asked]) for key in ("right", "certainty")}}
+                keep(row | (scores(with_steps(model, steps, Path(name)), tasks) if steps != "auto" else {}))
+            progress.step(f"{steps} steps")
+        for group, (facts, back) in (TASKS | {STRANGER: (10, False)}).items():
+            if group not in done:
+                count = options.answers
+                items = strangers(count) if group == STRANGER else test_items(facts, facts, count, back)
+                asked = [
+                    [round(one[key], 4) for key in ("right", *MEASURES)] for one in answers(engine, items, trained)
+                ]
+                keep({"group": group, "asked": asked})
             progress.step(group)
     engine.close()
-    about = {"model": options.model, "items": options.items, "answers": options.answers,
-             "date": datetime.date.today().isoformat()}  # fmt: skip
-    return about | {"trained_with": trained, "steps": rows} | calibration(found)
 
 
 # ---- What follows from it
@@ -201,12 +212,20 @@ def binned(values: list[float], right: list[float]) -> list[dict]:
     return found
 
 
+def read(file: Path) -> dict:
+    lines = list(map(json.loads, read_lines(file)))
+    found = {line["group"]: [dict(zip(("right", *MEASURES), one, strict=True)) for one in line["asked"]]
+             for line in lines if "group" in line}  # fmt: skip
+    rows = sorted((line for line in lines if "steps" in line), key=lambda row: (row["steps"] == "auto", row["steps"]))
+    return {"steps": rows} | calibration(found)
+
+
 def calibration(found: dict[str, list[dict]]) -> dict[str, dict]:
     """Of each group of questions, and of each direction whatever the number of facts: how certainty goes with right."""
     joined = {kind: [one for group, many in found.items() if group.startswith(prefix) for one in many]
               for kind, prefix in KINDS.items()}  # fmt: skip
     groups, curves = {}, {}
-    for group, many in (found | joined).items():
+    for group, many in (found | {kind: many for kind, many in joined.items() if many}).items():
         right = [one["right"] for one in many]
         groups[group] = {
             "answers": len(many),
@@ -280,17 +299,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--items", type=int, default=200, help="questions whose right answer is scored (200)")
     parser.add_argument("--answers", type=int, default=100, help="questions of a kind that are answered (100)")
     parser.add_argument("--data", default="out/data", help="where experiments/data put its text")
-    parser.add_argument("--out", type=Path, default=HERE, help="where iterations.json and the figures go (here)")
-    parser.add_argument("--draw", action="store_true", help="draw what is in iterations.json")
+    parser.add_argument("--out", type=Path, default=HERE, help="where iterations.jsonl and the figures go (here)")
+    parser.add_argument("--draw", action="store_true", help="draw what is in iterations.jsonl")
     return parser.parse_args()
 
 
 def main() -> int:
     options = arguments()
-    file = options.out / "iterations.json"
     if not options.draw:
-        write_json(file, measure(options))
-    results = json.loads(file.read_text())
+        measure(options)
+    results = read(options.out / FILE)
     show(results)
     draw(results, options.out)
     return 0

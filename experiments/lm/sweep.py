@@ -7,6 +7,8 @@ it; where that was wrong, it is stopped at the end of the budget with a checkpoi
 
 Small models leave a card idle: `jobs` processes take a run each. How fast one of them is says nothing of its layer, so
 a result says how many there were, and a speed is that of as many.
+
+A run that fails, or whose measurement does, is said and left out: the minutes belong to the others.
 """
 
 from __future__ import annotations
@@ -161,6 +163,8 @@ class Trainer:
             return outcome
         if self.stopping:
             return "stopped"
+        if not answer and self.process:
+            self.process.wait()  # so that the next run gets a new one
         raise SystemExit(f"sweep: {answer or 'gka train ended'} ({file.name}; {self.log} has more)")
 
     def stop(self) -> None:
@@ -238,6 +242,7 @@ class Sweep(Shared):
         self.name = device_name(self.device)
         self.trainers = [Trainer(self.folder / "train.log") for _ in range(self.jobs)]
         self.trained: set[str] = set()  # to their end, in this process
+        self.failed: dict[str, str] = {}  # and why
 
     def left(self) -> float:
         return self.budget - (time.monotonic() - self.began)
@@ -285,7 +290,12 @@ class Sweep(Shared):
         begun = []
         try:
             while run := self.take(self._next):
-                if result := self._train(trainer, run):
+                try:
+                    result = self._train(trainer, run)
+                except SystemExit as error:
+                    self._give_up(run, error)
+                    continue
+                if result:
                     begun.append(measuring.submit(self._finish, run, result))
             trainer.end()
         except BaseException:
@@ -295,7 +305,8 @@ class Sweep(Shared):
 
     def _next(self) -> Run | None:
         """The first of the plan that fits; one that is half done before all others."""
-        open_ones = [run for run in self.plan(self.results) if run.name not in self.results | dict.fromkeys(self.busy)]
+        known = self.results.keys() | self.busy | self.failed.keys()
+        open_ones = [run for run in self.plan(self.results) if run.name not in known]
         open_ones = [run for run in open_ones if not run.start_from or self._weights(run.start_from)]
         open_ones.sort(key=lambda run: not (self._folder(run) / "latest").exists())
         for run in open_ones:
@@ -358,6 +369,13 @@ class Sweep(Shared):
             change_weights(model / "model.safetensors", run.shifts, run.scales)
         return model.resolve()
 
+    def _give_up(self, run: Run, error: BaseException) -> None:
+        with self.changed:
+            self.failed[run.name] = str(error)
+            self.busy.discard(run.name)
+            self.changed.notify_all()
+        print(f"{run.name}: left out: {error}", file=sys.stderr, flush=True)
+
     def _finish(self, run: Run, result: dict) -> None:
         folder = self._folder(run)
         try:
@@ -365,9 +383,8 @@ class Sweep(Shared):
                 began = time.monotonic()
                 result["measures"] = self.measure(run, folder)
                 result["evaluation_seconds"] = round(time.monotonic() - began, 1)
-        except BaseException:
-            self.stop()
-            raise
+        except (Exception, SystemExit) as error:  # its weights stay: the same command measures them again
+            return self._give_up(run, error)
         with self.changed:
             self.results[run.name] = result
             self.busy.discard(run.name)

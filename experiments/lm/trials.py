@@ -199,4 +199,4 @@ def run_plan(
     done = sweep.run()
     left = [run.name for run in plan(sweep.results) if run.name not in sweep.results]
     print(f"{done} runs done, {len(left)} left ({sweep.file} has what came out)", file=sys.stderr)
-    return 0
+    return 1 if sweep.failed else 0

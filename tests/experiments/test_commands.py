@@ -108,10 +108,15 @@ def test_published_numbers_are_asked_piece_by_piece(data, tmp_path):
 
 
 def test_solver_steps_at_inference_are_measured_and_drawn(data, tmp_path):
-    done = works(EXPERIMENTS / "hybrid" / "iterations.py", "--steps", "0", "25", "--items", "2", "--answers", "2",
-                 "--data", data, "--out", tmp_path)  # fmt: skip
-    found = json.loads((tmp_path / "iterations.json").read_text())
-    assert [row["steps"] for row in found["steps"]] == [0, 25, "auto"] and "Wikipedia" in done.stdout
-    _, twenty_five, auto = found["steps"]
+    words = [EXPERIMENTS / "hybrid" / "iterations.py", "--steps", "0", "25", "--items", "2", "--answers", "2"]
+    words += ["--data", data, "--out", tmp_path]
+    works(*words)
+    found = read_lines(tmp_path / "iterations.jsonl")
+    assert [line["steps"] for line in found if "steps" in line] == [0, 25, "auto"]
+    _, twenty_five, auto, *_ = found
     assert twenty_five["certainty"] == auto["certainty"], "auto is 25 of them with this model's ridge"
+    (tmp_path / "iterations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found[1:]))
+    assert "Wikipedia" in works(*words).stdout
+    again = read_lines(tmp_path / "iterations.jsonl")
+    assert again[-1] == found[0] and len(again) == len(found), "what was missing is asked again, and gives the same"
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("iterations.png", "certainty.png"))

@@ -175,6 +175,20 @@ def test_a_slice_trains_and_measures_and_the_next_one_knows_what_is_done(unpacke
     assert again.stderr.startswith("0 runs done, 0 left")
 
 
+def test_a_run_that_fails_is_said_and_the_others_go_on(unpacked, tmp_path):
+    plan = ["--size", "toy", "--data", unpacked, "--out", tmp_path / "out", "--tokens", "512", "--rate", "0.01"]
+    command = [FOLDER.parent / "ablations" / "run.py", "run", *plan, "--items", "0", "--windows", "2", "--only"]
+    done = subprocess.run(
+        [sys.executable, *map(str, command), "sketch-32", "deltanet-small", "attention-small", "small-no-alpha"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "toy-sketch-32-text-0.000512M-lr0.01-s0: left out: " in done.stderr
+    assert "sketch_dim is 32, more than the 16 dimensions of a key" in done.stderr
+    variants = [result["variant"] for result in sweep.read_results(tmp_path / "out" / "results.jsonl").values()]
+    assert sorted(variants) == ["attention-small", "deltanet-small", "small-no-alpha"]
+
+
 def test_runs_are_listed_as_they_are_named_each_with_its_seed():
     listed = call(FOLDER.parent / "ablations" / "run.py", "list", "--seeds", "2", "--only", "norm-eps:3", "base").stdout
     names = [line.split()[1] for line in listed.splitlines() if "12m-" in line]
