@@ -70,7 +70,7 @@ int train_listed(const TrainOptions& options) {
       if (train_file(file, options) == train::Outcome::stopped) return kStopped;
       std::cout << "finished " << file << std::endl;
     } catch (const std::exception& error) {
-      std::cout << "failed " << file << ": " << error.what() << std::endl;
+      std::cout << "failed " << file << ": " << sentence_of(error) << std::endl;
       status = 1;
     }
   }
