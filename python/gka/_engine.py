@@ -10,9 +10,14 @@ The work is done by ``libgka_engine.so`` (``include/gka/engine.h`` from C++); th
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+import operator
+import os
+import threading
+import weakref
+from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +121,7 @@ _SIGNATURES = {
     "gka_tokenizer_free": (None, [c_void_p]),
     "gka_tokenizer_encode": (c_int64, [c_void_p, c_char_p, c_int64, POINTER(c_int64), c_int64]),
     "gka_tokenizer_decode": (c_int64, [c_void_p, POINTER(c_int64), c_int64, c_char_p, c_int64]),
+    "gka_tokenizer_piece": (c_int64, [c_void_p, c_int64, POINTER(c_void_p)]),
 }
 _loaded: ctypes.CDLL | None = None
 
@@ -143,6 +149,11 @@ def _integers(values: Sequence[int]):
 
 def _bytes(text) -> bytes | None:
     return None if text is None else str(text).encode()
+
+
+def _refuse_copy(self) -> None:
+    """A copy would free the same engine a second time."""
+    raise TypeError(f"gka's {type(self).__name__} cannot be copied or pickled; make one where it is needed")
 
 
 @dataclass
@@ -198,6 +209,71 @@ class Memory:
         return cls(plain.id.decode(), plain.name.decode(), *sizes)
 
 
+class Stream:
+    """The tokens of one request as they come, to be looped over once.
+
+    ``close`` cancels what still runs, and so does letting go of the stream or closing its engine.
+    """
+
+    def __init__(self, engine: Engine, handle) -> None:
+        self._engine, self._handle = engine, handle
+        self._process = os.getpid()
+        self._lock = threading.Lock()  # close() in one thread waits for next() in another
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")  # holds back what is no whole character yet
+        self._end: tuple | None = None  # what a Completion ends with
+        self._closed = False  # by its owner
+
+    __reduce__ = _refuse_copy
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Token:
+        event, state = _Event(), 0
+        while state == 0:  # lets go of the lock and looks up now and then, so that close() and Ctrl-C work
+            with self._lock:
+                if self._handle is None:
+                    if self._end is None and not self._closed:
+                        self._engine._open()  # says that it was closed before the request was over
+                    raise StopIteration
+                state = _library().gka_stream_next(self._handle, byref(event), 100)
+                if state > 0 and event.kind != _END:
+                    return self._token(event)
+                if state > 0:
+                    finish, message = _FINISH[event.finish], event.message.decode()
+                    kept = None if event.kept_tokens < 0 else event.kept_tokens
+                    self._end = finish, event.prompt_tokens, event.remembered_tokens, message, kept
+                    self._free()
+        if self._end[0] == "error":
+            raise RuntimeError(self._end[3])
+        raise StopIteration
+
+    def _token(self, event: _Event) -> Token:
+        text = self._text.decode(self._engine._piece(event.token))
+        top = [(event.top_tokens[i], event.top_logprobs[i]) for i in range(event.tops)]
+        logprob = None if math.isnan(event.logprob) else event.logprob
+        certainty = None if math.isnan(event.certainty) else event.certainty
+        return Token(event.token, logprob, text, top, certainty)
+
+    def _free(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle and self._process == os.getpid():
+            _library().gka_stream_free(handle)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._free()
+
+    def __del__(self) -> None:
+        self._free()
+
+    def _complete(self) -> Completion:
+        tokens = list(self)
+        text = "".join(token.text for token in tokens) + self._text.decode(b"", final=True)
+        return Completion(text, tokens, *self._end)
+
+
 class Engine:
     """A model folder (or a training run) ready to answer. Prompts are texts or lists of token numbers.
 
@@ -225,6 +301,8 @@ class Engine:
         memories: str | Path | None = None,
     ):
         self._engine = self._tokenizer = None
+        self._process = os.getpid()
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         options = _Options(
             _bytes(device),
             _bytes(dtype),
@@ -250,12 +328,19 @@ class Engine:
         self._engine = _checked(library.gka_engine_load(_bytes(model), byref(options)))
 
     def close(self) -> None:
-        """Stops what runs and gives the memory back. Called by ``with`` and at the end."""
-        if self._engine:
-            _library().gka_engine_free(self._engine)
-        if self._tokenizer:
-            _library().gka_tokenizer_free(self._tokenizer)
-        self._engine = self._tokenizer = None
+        """Stops what runs, open streams too, and gives the memory back. Called by ``with`` and at the end."""
+        engine, tokenizer, self._engine, self._tokenizer = self._engine, self._tokenizer, None, None
+        if self._process != os.getpid():
+            return  # a fork has the engine's memory and not its thread
+        for stream in list(self._streams):
+            with stream._lock:
+                stream._free()
+        if engine:
+            _library().gka_engine_free(engine)
+        if tokenizer:
+            _library().gka_tokenizer_free(tokenizer)
+
+    __reduce__ = _refuse_copy
 
     def __enter__(self) -> Engine:
         return self
@@ -264,7 +349,8 @@ class Engine:
         self.close()
 
     def __del__(self):
-        self.close()
+        if hasattr(self, "_streams"):
+            self.close()
 
     @property
     def vocabulary(self) -> int:
@@ -293,9 +379,20 @@ class Engine:
 
         Takes the options of ``stream``.
         """
-        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
-            return next(iter(self._complete([prompt], options)))
-        return self._complete(list(prompt), options)
+        if isinstance(prompt, str):
+            return self.stream(prompt, **options)._complete()
+        if not hasattr(prompt, "__len__"):
+            raise TypeError(f"a prompt is a text or token numbers, or a list of such, and not {type(prompt).__name__}")
+        if len(prompt) > 0 and not isinstance(prompt[0], Sequence) and getattr(prompt[0], "ndim", 0) == 0:
+            return self.stream(prompt, **options)._complete()
+        streams: list[Stream] = []
+        try:
+            for one in prompt:
+                streams.append(self.stream(one, **options))
+            return [stream._complete() for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
 
     def stream(
         self,
@@ -318,36 +415,34 @@ class Engine:
         iterations: int | str | None = None,
         certainty: bool = False,
         memory: str | None = None,
-    ) -> Iterator[Token]:
+    ) -> Stream:
         """Yields each token as it comes. ``temperature=0`` takes the likeliest; ``iterations`` may be "auto".
 
         Leaving the loop cancels the request.
         """
         bias = logit_bias or {}
-        return self._tokens(
-            self._submit(
-                prompt,
-                stop=_integers(stop_tokens),
-                stop_tokens=len(stop_tokens),
-                bias=_integers(list(bias)),
-                bias_values=(c_float * len(bias))(*bias.values()),
-                biases=len(bias),
-                memory=_bytes(memory),
-                temperature=temperature,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                presence_penalty=presence_penalty,
-                frequency_penalty=frequency_penalty,
-                top_k=top_k,
-                max_tokens=max_tokens,
-                min_tokens=min_tokens,
-                top_logprobs=top_logprobs,
-                iterations=-1 if iterations is None else -2 if iterations == "auto" else iterations,
-                seed=seed,
-                ignore_eos=ignore_eos,
-                certainty=certainty,
-            )
+        return self._submit(
+            prompt,
+            stop=_integers(stop_tokens),
+            stop_tokens=len(stop_tokens),
+            bias=_integers(list(bias)),
+            bias_values=(c_float * len(bias))(*bias.values()),
+            biases=len(bias),
+            memory=_bytes(memory),
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            top_k=top_k,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            top_logprobs=top_logprobs,
+            iterations=-1 if iterations is None else -2 if iterations == "auto" else iterations,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            certainty=certainty,
         )
 
     def score(self, text: str | Sequence[int], *, top_logprobs: int = 0) -> list[Token]:
@@ -361,7 +456,7 @@ class Engine:
             prompt_logprobs=1,
             top_logprobs=top_logprobs,
         )
-        return [token for token in self._tokens(stream) if isinstance(token, Token)]
+        return list(stream)
 
     def create_memory(
         self,
@@ -402,16 +497,18 @@ class Engine:
             room = count
 
     def delete_memory(self, id: str) -> None:
-        state = _library().gka_memory_delete(self._open(), _bytes(id))
+        state = _library().gka_memory_delete(self._open(), str(id).encode())
         if state <= 0:
             raise ValueError(f"there is no memory '{id}'" if state == 0 else _library().gka_error().decode())
 
     def _ids(self, prompt) -> list[int]:
-        return self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        return self.encode(prompt) if isinstance(prompt, str) else [operator.index(token) for token in prompt]
 
     def _open(self):
         if not self._engine:
             raise ValueError("the engine is closed")
+        if self._process != os.getpid():
+            raise ValueError("the engine belongs to the process that made it; make one in each process")
         return self._engine
 
     def _known_tokenizer(self):
@@ -427,52 +524,27 @@ class Engine:
         if count > len(text):
             text = ctypes.create_string_buffer(count)
             count = _library().gka_tokenizer_decode(tokenizer, values, len(ids), text, count)
+        if count < 0:
+            raise ValueError(_library().gka_error().decode())
         return text.raw[:count]
 
-    def _submit(self, prompt, **fields):
+    def _piece(self, token: int) -> bytes:
+        """What one token adds to a text, which may be a part of a character."""
+        if not self._tokenizer:
+            return b""
+        start = c_void_p()
+        count = _library().gka_tokenizer_piece(self._tokenizer, token, byref(start))
+        return ctypes.string_at(start, count) if count else b""
+
+    def _submit(self, prompt, **fields) -> Stream:
         engine = self._open()
         ids = self._ids(prompt)
-        request = _Request(prompt=_integers(ids), prompt_tokens=len(ids), **fields)
-        return _checked(_library().gka_engine_submit(engine, byref(request)))
-
-    def _complete(self, prompts, options) -> list[Completion]:
-        streams = [self.stream(prompt, **options) for prompt in prompts]
-        completions = []
-        for stream in streams:
-            tokens, end = [], None
-            while end is None:
-                try:
-                    tokens.append(next(stream))
-                except StopIteration as over:
-                    end = over.value
-            text = "".join(token.text for token in tokens)
-            completions.append(Completion(text, tokens, *end))
-        return completions
-
-    def _tokens(self, stream):
-        """Yields tokens; its value is what a Completion ends with. Looks up from its wait so that Ctrl-C works."""
-        library, event, seen = _library(), _Event(), []
-        shown = 0
-        try:
-            while (state := library.gka_stream_next(stream, byref(event), 100)) >= 0:
-                if state == 0:
-                    continue
-                if event.kind == _END:
-                    message = event.message.decode()
-                    if _FINISH[event.finish] == "error":
-                        raise RuntimeError(message)
-                    kept = None if event.kept_tokens < 0 else event.kept_tokens
-                    return _FINISH[event.finish], event.prompt_tokens, event.remembered_tokens, message, kept
-                text = ""
-                if self._tokenizer and event.kind == _NEW:
-                    # Whole characters only: what later tokens may still change is held back.
-                    seen.append(event.token)
-                    whole = self.decode(seen)
-                    end = len(whole) if not whole.endswith("\ufffd") else shown
-                    text, shown = whole[shown:end], max(shown, end)
-                top = [(event.top_tokens[i], event.top_logprobs[i]) for i in range(event.tops)]
-                logprob = None if math.isnan(event.logprob) else event.logprob
-                certainty = None if math.isnan(event.certainty) else event.certainty
-                yield Token(event.token, logprob, text, top, certainty)
-        finally:
-            library.gka_stream_free(stream)
+        request = _Request(prompt=_integers(ids), prompt_tokens=len(ids))
+        for name, value in fields.items():
+            try:
+                setattr(request, name, value)
+            except TypeError:
+                raise TypeError(f"{name} is {value!r}, which is no number that it takes") from None
+        stream = Stream(self, _checked(_library().gka_engine_submit(engine, byref(request))))
+        self._streams.add(stream)
+        return stream

@@ -178,7 +178,7 @@ def plot(folders, output, across, quantities):
         try:
             figure.savefig(output)
         except (OSError, ValueError) as error:
-            fail(f"cannot write '{output}': {error}")
+            fail(f"cannot write '{output}': {getattr(error, 'strerror', None) or error}")
     steps = [line["step"] for lines in runs.values() for line in lines if is_number(line.get("step"))]
     what = ", ".join(quantities).replace("_", " ")
     print(f"{output}: {what} of {len(runs)} run{'s' if len(runs) > 1 else ''}, up to step {max(steps, default=0)}")

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/model_inputs.h"
 #include "models/checkpoint.h"
 #include "models/convert.h"
 #include "train/checkpoint.h"
@@ -22,10 +23,8 @@ struct Arguments {
 };
 
 int run(const Arguments& arguments) {
-  const auto folder = fs::absolute(arguments.out).lexically_normal();
-  if (fs::exists(folder)) throw std::runtime_error("--out is " + arguments.out + ", which is there already");
-  const fs::path latest = fs::path(arguments.model) / "latest";
-  const auto source = fs::exists(latest / "config.json") ? latest : fs::path(arguments.model);
+  const auto folder = new_folder(arguments.out);
+  const auto source = model_folder(arguments.model);
   const auto converted = models::replace_attention(models::load_model(source), arguments.pattern, arguments.seed);
   train::write_folder(folder, [&](const fs::path& unfinished) {
     models::save_model(converted, unfinished);
@@ -48,6 +47,9 @@ Action declare_convert(CLI::App& app) {
   app.add_option("--out", arguments->out, "The folder to make")->required()->type_name("FOLDER");
   app.add_option("--seed", arguments->seed, "Of what the memories have beyond attention's projections")
       ->capture_default_str();
+  app.footer(
+      "Example:\n"
+      "  gka convert smollm2 --pattern '15x(*-GKA)' --out hybrid     then gka train … --from hybrid");
   return [arguments] { return run(*arguments); };
 }
 

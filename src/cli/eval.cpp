@@ -384,6 +384,8 @@ std::vector<Answered> ask(const std::vector<Task>& tasks, const std::vector<Plan
 
 int run(const Arguments& arguments) {
   const auto tasks = read_tasks(arguments);
+  std::optional<NewFile> samples;  // opened now: hours later is too late to hear that there is no such folder
+  if (!arguments.samples.empty()) samples.emplace(arguments.samples);
   const auto tokenizer = load_tokenizer(arguments.model);
   auto decoder = load(arguments.model);
   const auto max_length = arguments.max_length > 0
@@ -399,13 +401,13 @@ int run(const Arguments& arguments) {
   const auto batch = arguments.batch > 0 ? arguments.batch : decoder.device().is_cpu() ? 16 : 128;
   const auto answers = ask(tasks, plans, std::move(decoder), tokenizer, batch);
   std::vector<Result> results;
-  std::string samples;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     results.push_back({&tasks[i], measure(tasks[i], answers[i].answers), plans[i].cut, answers[i].seconds});
-    if (!arguments.samples.empty()) samples += sample_lines(tasks[i], answers[i].answers);
   }
-  if (!arguments.samples.empty()) write_text(arguments.samples, samples);
   std::cout << (arguments.json ? to_json(arguments, max_length, results).dump(2) + "\n" : to_table(results));
+  if (!samples) return 0;
+  for (std::size_t i = 0; i < tasks.size(); ++i) samples->write(sample_lines(tasks[i], answers[i].answers));
+  samples->commit();
   return 0;
 }
 
@@ -434,7 +436,10 @@ Action declare_eval(CLI::App& app) {
       "Metrics are those of lm-evaluation-harness: acc, acc_norm (per character), acc_bytes; acc and perplexity of "
       "last\n"
       "words; bits_per_byte, byte_ and word_perplexity of texts; contains; exact_match. docs/evaluation.md has the "
-      "files.");
+      "files.\n"
+      "\n"
+      "Example:\n"
+      "  gka eval runs/book --tasks arc.jsonl lambada.jsonl --limit 100 --samples answers.jsonl");
   return [arguments] { return run(*arguments); };
 }
 

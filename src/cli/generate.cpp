@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <cstdio>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,9 +14,9 @@
 #include <system_error>
 #include <vector>
 
-#include "base/files.h"
 #include "cli/commands.h"
 #include "cli/model_inputs.h"
+#include "data/text_input.h"
 #include "infer/make_engine.h"
 
 namespace gka::cli {
@@ -162,9 +161,7 @@ class Output {
 };
 
 std::string prompt_of(const Arguments& arguments) {
-  if (arguments.prompt) return *arguments.prompt;
-  if (arguments.file != "-") return read_text(arguments.file);
-  return {std::istreambuf_iterator<char>(std::cin), {}};
+  return arguments.prompt ? *arguments.prompt : data::read_whole_text(arguments.file);
 }
 
 std::string text_of(const data::Tokenizer& tokenizer, const Tokens& prompt) {
@@ -242,7 +239,8 @@ Action declare_generate(CLI::App& app) {
   add_model_arguments(app, arguments->model);
   auto* input = app.add_option_group("What to continue");
   input->add_option("--prompt", arguments->prompt, "A text")->type_name("TEXT");
-  input->add_option("--prompt-file", arguments->file, "The text of a file; - reads standard input")->type_name("FILE");
+  input->add_option("--prompt-file", arguments->file, "The text of a file, plain or compressed; - is standard input")
+      ->type_name("FILE");
   input->add_option("--ids", arguments->ids, "Token numbers separated by white space, one sequence per line")
       ->type_name("FILE");
   input->require_option(1);
@@ -263,6 +261,11 @@ Action declare_generate(CLI::App& app) {
       app.add_flag("--print-ids", arguments->print_ids,
                    "Print the new token numbers alone, one line per line of input (eos_token_id is among them)");
   app.add_flag("--echo", arguments->echo, "Print the prompt before what follows it")->excludes(numbers);
+  app.footer(
+      "Examples:\n"
+      "  gka generate runs/book --prompt 'It was' --max-tokens 80 --temperature 0.8\n"
+      "  gka generate model --prompt-file question.txt --greedy --stop '.'\n"
+      "  gka generate model --ids numbers.txt --print-ids --greedy");
   return [arguments] { return run(*arguments); };
 }
 

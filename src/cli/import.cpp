@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/model_inputs.h"
 #include "data/described_tokenizer.h"
 #include "data/tokenizer.h"
 #include "models/dtypes.h"
@@ -45,12 +46,6 @@ constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
                                            "generation_config.json"};
 
 bool is_gguf(const fs::path& path) { return fs::is_regular_file(path) && path.extension() == ".gguf"; }
-
-/// The folder itself, or of a training run its newest checkpoint.
-fs::path model_folder(const fs::path& source) {
-  const auto latest = source / "latest";
-  return !fs::exists(source / "config.json") && fs::exists(latest / "config.json") ? latest : source;
-}
 
 data::DescribedTokenizer described_tokenizer(const models::Gguf& content, const std::string& where) {
   const auto key = [](const char* name) { return "tokenizer.ggml." + std::string(name); };
@@ -120,11 +115,9 @@ Written written_as(const Arguments& arguments) {
 
 int run(const Arguments& arguments) {
   const fs::path source(arguments.source);
-  const auto out = fs::absolute(arguments.out).lexically_normal();
-  const auto folder = out.has_filename() ? out : out.parent_path();
   const auto as = written_as(arguments);
   if (!fs::exists(source)) throw std::runtime_error("there is no " + source.string());
-  if (fs::exists(folder)) throw std::runtime_error("--out is " + arguments.out + ", which is there already");
+  const auto folder = new_folder(arguments.out);
   if (fs::is_regular_file(source) && !is_gguf(source)) {
     throw std::runtime_error(source.string() +
                              " is neither a folder with config.json and safetensors nor a .gguf file");
@@ -156,10 +149,17 @@ Action declare(CLI::App& app, const char* source_help) {
 }  // namespace
 
 Action declare_import(CLI::App& app) {
+  app.footer(
+      "Examples:\n"
+      "  gka import SmolLM2-135M-Instruct.Q4_1.gguf --out smollm2\n"
+      "  gka import Qwen3-0.6B/ --out qwen3 --dtype bfloat16");
   return declare(app, "A Hugging Face folder (Llama, Qwen2, Qwen3, hybrid_qwen3) or a GGUF file");
 }
 
 Action declare_export(CLI::App& app) {
+  app.footer(
+      "Example:\n"
+      "  gka export runs/mine --out mine --dtype bfloat16");
   return declare(app, "A model's folder, or a training run (its newest checkpoint)");
 }
 

@@ -22,13 +22,7 @@ void check_token(std::int64_t token, std::int64_t vocabulary, const std::string&
                            " is outside the model's vocabulary of " + std::to_string(vocabulary) + " tokens");
 }
 
-/// The folder of the model; of a training run, its newest checkpoint.
-std::filesystem::path checkpoint_of(const ModelArguments& arguments) {
-  const std::filesystem::path folder(arguments.model);
-  const auto latest = folder / "latest";
-  return !std::filesystem::exists(folder / "config.json") && std::filesystem::exists(latest / "config.json") ? latest
-                                                                                                             : folder;
-}
+std::filesystem::path checkpoint_of(const ModelArguments& arguments) { return model_folder(arguments.model); }
 
 constexpr std::string_view kWhite = " \t\r\f\v";
 
@@ -51,6 +45,19 @@ Tokens parse_line(std::string_view line, std::int64_t vocabulary, const std::str
 }
 
 }  // namespace
+
+std::filesystem::path model_folder(const std::filesystem::path& folder) {
+  const auto latest = folder / "latest";
+  return !std::filesystem::exists(folder / "config.json") && std::filesystem::exists(latest / "config.json") ? latest
+                                                                                                             : folder;
+}
+
+std::filesystem::path new_folder(const std::string& out) {
+  const auto path = std::filesystem::absolute(out).lexically_normal();
+  auto folder = path.has_filename() ? path : path.parent_path();
+  if (std::filesystem::exists(folder)) throw std::runtime_error("--out is " + out + ", which is there already");
+  return folder;
+}
 
 void add_model_arguments(CLI::App& app, ModelArguments& arguments) {
   app.add_option("MODEL", arguments.model,

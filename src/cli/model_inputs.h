@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,6 +29,11 @@ struct ModelArguments {
 
 /// MODEL, --device, --dtype, --weights and --tokenizer.
 void add_model_arguments(CLI::App& app, ModelArguments& arguments);
+
+/// The folder of a model; of a training run, its newest checkpoint.
+std::filesystem::path model_folder(const std::filesystem::path& folder);
+/// What --out names, with or without a slash at its end. Throws where it is there already.
+std::filesystem::path new_folder(const std::string& out);
 
 /// For inference.
 models::Decoder load(const ModelArguments& arguments);

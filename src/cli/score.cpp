@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "base/fields.h"
-#include "base/files.h"
 #include "cli/commands.h"
 #include "cli/model_inputs.h"
 #include "cli/packed_scores.h"
 #include "cli/progress.h"
+#include "data/text_input.h"
 #include "infer/make_engine.h"
 #include "models/safetensors.h"
 
@@ -215,7 +215,7 @@ Json report(const Arguments& arguments, const std::vector<Score>& scores) {
 std::vector<Tokens> inputs_of(const Arguments& arguments, std::int64_t vocabulary) {
   if (!arguments.ids.empty()) return read_ids(arguments.ids, vocabulary);
   if (!arguments.tokens.empty()) return read_token_file(arguments.model, arguments.tokens, vocabulary);
-  return {encode(load_tokenizer(arguments.model), read_text(arguments.text), arguments.text, vocabulary)};
+  return {encode(load_tokenizer(arguments.model), data::read_whole_text(arguments.text), arguments.text, vocabulary)};
 }
 
 int run(const Arguments& arguments) {
@@ -254,7 +254,10 @@ Action declare_score(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   add_model_arguments(app, arguments->model);
   auto* input = app.add_option_group("What to score");
-  input->add_option("--text", arguments->text, "A text file, scored as one sequence")->type_name("FILE");
+  input
+      ->add_option("--text", arguments->text,
+                   "A text file, plain or compressed, scored as one sequence; - is standard input")
+      ->type_name("FILE");
   input->add_option("--ids", arguments->ids, "Token numbers separated by white space, one sequence per line")
       ->type_name("FILE");
   input->add_option("--tokens", arguments->tokens, "A token file of gka tokenize; each document is a sequence")
@@ -285,7 +288,12 @@ Action declare_score(CLI::App& app) {
   app.footer(
       "Writes JSON to standard output: tokens, their log-probability and perplexity over all sequences; each token "
       "but\n"
-      "the first of a sequence (or of a window without overlap) is scored given those before it.");
+      "the first of a sequence (or of a window without overlap) is scored given those before it.\n"
+      "\n"
+      "Examples:\n"
+      "  gka score runs/book --text book.txt --window 2048\n"
+      "  gka score model --tokens data/held-out.tokens --window 2048 --overlap 1024\n"
+      "  gka score model --ids numbers.txt --per-token --logits logits.safetensors");
   return [arguments] { return run(*arguments); };
 }
 

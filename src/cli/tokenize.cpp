@@ -80,6 +80,11 @@ std::optional<data::Token> end_token(const Arguments& arguments, const data::Tok
 }
 
 std::string where_it_goes(const std::string& prefix) {
+  if (prefix.ends_with('/') || std::filesystem::is_directory(prefix)) {
+    throw std::runtime_error("--out takes the name of the token file without its .tokens, and '" + prefix +
+                             "' is a folder; name a file in it, such as " +
+                             (std::filesystem::path(prefix) / "corpus").string());
+  }
   return prefix.ends_with(".tokens") ? prefix : prefix + ".tokens";
 }
 
@@ -145,6 +150,7 @@ int tokenize(const Arguments& arguments) {
     std::cerr << "gka: interrupted; " << path << " was not written.\n";
     return kInterrupted;
   }
+  if (writer.header().tokens == 0) throw std::runtime_error("there is no text in what was read, so no token file");
   writer.commit();
   if (arguments.tokenizer != "bytes") keep_tokenizer(arguments.tokenizer, path);
   const auto& header = writer.header();

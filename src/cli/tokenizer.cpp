@@ -44,6 +44,7 @@ int train_bpe(const Arguments& arguments) {
   if (!arguments.separator.empty()) options.separator = arguments.separator;
   const data::DocumentReader reader(arguments.files, options);
   data::BpeTrainer trainer(arguments.train);
+  NewFile out(arguments.out);  // before the work, not after it: a folder that is not there is known now
 
   const train::StopSignals stop("\nstopping; once more ends at once\n");
   LiveLine line;
@@ -62,7 +63,8 @@ int train_bpe(const Arguments& arguments) {
   });
   if (stop.received() != 0) return interrupted(arguments);
   line.clear();
-  write_text(arguments.out, file);
+  out.write(file);
+  out.commit();
 
   const auto tokenizer = data::Tokenizer::load(arguments.out);
   std::cerr << arguments.out << ": " << tokenizer.describe() << ", from " << trainer.words() << " words ("

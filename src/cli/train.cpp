@@ -67,7 +67,7 @@ int train_listed(const TrainOptions& options) {
   for (std::string file; std::getline(std::cin, file);) {
     if (file.empty()) continue;
     const auto say = [&](const char* what, const std::exception& error) {
-      std::cout << what << " " << file << ": " << error.what() << std::endl;
+      std::cout << what << " " << file << ": " << sentence_of(error) << std::endl;
       status = 1;
     };
     try {

@@ -83,16 +83,6 @@ class Gatherer {
   std::int64_t line_ = 0;
 };
 
-/// Appends what the input has next; false at its end.
-bool append(TextInput& input, std::string& text) {
-  constexpr std::size_t kPiece = std::size_t{1} << 20;
-  const auto before = text.size();
-  text.resize(before + kPiece);
-  const auto got = input.read(text.data() + before, kPiece);
-  text.resize(before + got);
-  return got > 0;
-}
-
 }  // namespace
 
 bool DocumentReader::read_mapped(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before,

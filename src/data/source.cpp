@@ -80,7 +80,10 @@ class TokenSource final : public Source {
   void seek(std::int64_t position) override { position_ = position; }
   std::int64_t epoch(std::int64_t tokens) const override { return set_.windows(tokens); }
   std::int64_t vocab_size() const override { return set_.vocab_size(); }
-  std::int64_t longest(std::int64_t tokens) const override { return tokens; }
+  std::int64_t longest(std::int64_t tokens) const override {
+    set_.check_length(tokens);
+    return tokens;
+  }
   std::string describe() const override {
     return "tokens: " + std::to_string(set_.files()) + (set_.files() == 1 ? " file, " : " files, ") +
            with_unit(set_.tokens()) + " tokens, " + with_unit(set_.documents()) + " documents" +

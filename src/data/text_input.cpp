@@ -235,7 +235,7 @@ constexpr Open kXz = nullptr;
 #endif
 
 using std::string_view_literals::operator""sv;
-constexpr std::array<Format, 7> kFormats{{
+constexpr std::array<Format, 11> kFormats{{
     {"\x1F\x8B"sv, "gzip", true, kGzip},
     {"\x28\xB5\x2F\xFD"sv, "zstd", true, kZstd},
     {"\xFD\x37\x7A\x58\x5A\x00"sv, "xz", true, kXz},
@@ -243,6 +243,10 @@ constexpr std::array<Format, 7> kFormats{{
     {"ARROW1"sv, "an Arrow file (`python -m gka.data FILE` prints its texts for gka tokenize -)", false, nullptr},
     {"PK\x03\x04"sv, "a zip archive", false, nullptr},
     {"BZh91AY&SY"sv, "compressed by bzip2", false, nullptr},
+    {"%PDF-"sv, "a PDF (`pdftotext FILE` makes text of it)", false, nullptr},
+    {"GKATOKEN"sv, "a token file, which gka tokenize has made already", false, nullptr},
+    {"\xFF\xFE"sv, "in UTF-16 (`iconv -f UTF-16 -t UTF-8 FILE` makes it UTF-8)", false, nullptr},
+    {"\xFE\xFF"sv, "in UTF-16 (`iconv -f UTF-16 -t UTF-8 FILE` makes it UTF-8)", false, nullptr},
 }};
 
 const Format* format_of(Bytes& bytes) {
@@ -269,6 +273,23 @@ std::unique_ptr<TextInput> open_text(const std::string& path) {
   Bytes bytes(path);
   if (const auto* format = format_of(bytes)) return format->open(std::move(bytes));
   return std::make_unique<Plain>(std::move(bytes));
+}
+
+bool append(TextInput& input, std::string& text) {
+  constexpr std::size_t kStep = std::size_t{1} << 20;
+  const auto before = text.size();
+  text.resize(before + kStep);
+  const auto got = input.read(text.data() + before, kStep);
+  text.resize(before + got);
+  return got > 0;
+}
+
+std::string read_whole_text(const std::string& path) {
+  const auto input = open_text(path);
+  std::string text;
+  while (append(*input, text)) {
+  }
+  return text;
 }
 
 }  // namespace gka::data

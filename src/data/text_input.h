@@ -22,9 +22,15 @@ class TextInput {
 inline constexpr const char* kStandardInput = "-";
 
 /// Whether the file has to be read through a TextInput; other texts can be mapped. Throws where it is of a kind that
-/// is no text (Parquet, Arrow, zip, bzip2).
+/// is no text (Parquet, Arrow, zip, PDF, a token file, …) or text in UTF-16.
 bool is_compressed(const std::string& path);
 
 std::unique_ptr<TextInput> open_text(const std::string& path);
+
+/// Appends what the input has next; false at its end.
+bool append(TextInput& input, std::string& text);
+
+/// All of a text.
+std::string read_whole_text(const std::string& path);
 
 }  // namespace gka::data

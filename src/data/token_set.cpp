@@ -42,7 +42,8 @@ void check(const TokenSetOptions& options) {
 
 }  // namespace
 
-TokenSet::TokenSet(const TokenSetOptions& options) : seed_(options.seed), shuffle_(options.shuffle) {
+TokenSet::TokenSet(const TokenSetOptions& options)
+    : part_(options.part), seed_(options.seed), shuffle_(options.shuffle) {
   check(options);
   for (const auto& [path, weight] : options.files) {
     TokenFile file(path);
@@ -72,14 +73,25 @@ std::int64_t TokenSet::windows(std::int64_t tokens) const {
   return all;
 }
 
+void TokenSet::check_length(std::int64_t tokens) const {
+  const auto too_few = [&](const std::string& what, std::int64_t count) {
+    return std::runtime_error(what + std::to_string(count) + " tokens here, too few for a window of " +
+                              std::to_string(tokens + 1) + "; use shorter sequences" +
+                              (part_ == Part::eval ? ", a larger eval_fraction" : "") + " or more data.");
+  };
+  if (turns_.empty() && windows(tokens) == 0) {
+    throw too_few("the token files (" + files_.front().file.path().string() + (files_.size() > 1 ? ", …" : "") +
+                      (part_ == Part::eval ? "; what eval_fraction keeps of them) have " : ") have "),
+                  this->tokens());
+  }
+  for (const auto& file : files_) {
+    if (turns_.empty() || windows_of(file, tokens) > 0) continue;
+    throw too_few(file.file.path().string() + " has ", file.count);
+  }
+}
+
 TokenSet::Place TokenSet::find_in_all(std::int64_t index, std::int64_t tokens) const {
   const auto all = windows(tokens);
-  if (all == 0) {
-    throw std::runtime_error("the token files (" + files_.front().file.path().string() +
-                             (files_.size() > 1 ? ", …" : "") + ") have " + std::to_string(this->tokens()) +
-                             " tokens here, too few for a window of " + std::to_string(tokens + 1) +
-                             "; use shorter sequences or more data.");
-  }
   const auto epoch = static_cast<std::uint64_t>(index / all);
   auto window = index % all;
   if (shuffle_) window = Permutation(all, mix({seed_, 1, epoch}))(window);
@@ -91,10 +103,6 @@ TokenSet::Place TokenSet::find_in_all(std::int64_t index, std::int64_t tokens) c
 TokenSet::Place TokenSet::find_by_weight(std::int64_t index, std::int64_t tokens) const {
   const auto [file, drawn] = turns_(index);
   const auto all = windows_of(files_[file], tokens);
-  if (all == 0) {
-    throw std::runtime_error(files_[file].file.path().string() + " has " + std::to_string(files_[file].count) +
-                             " tokens here, too few for a window of " + std::to_string(tokens + 1) + ".");
-  }
   const auto epoch = static_cast<std::uint64_t>(drawn / all);
   auto window = drawn % all;
   if (shuffle_) window = Permutation(all, mix({seed_, 3, file, epoch}))(window);
@@ -102,6 +110,7 @@ TokenSet::Place TokenSet::find_by_weight(std::int64_t index, std::int64_t tokens
 }
 
 TokenSet::Place TokenSet::find(std::int64_t index, std::int64_t tokens) const {
+  check_length(tokens);
   return turns_.empty() ? find_in_all(index, tokens) : find_by_weight(index, tokens);
 }
 

@@ -37,6 +37,9 @@ class TokenSet {
   /// Windows in an epoch; with weights: until as many were drawn as there are.
   std::int64_t windows(std::int64_t tokens) const;
 
+  /// Throws where some window of so many tokens, in this part of the files, could never be filled.
+  void check_length(std::int64_t tokens) const;
+
   /// Window number `index`, counted through all epochs: T inputs, and the T tokens that follow each of them. Returns
   /// the places in the window, after its start, at which a document starts (T itself counts).
   std::vector<std::int64_t> fill(std::int64_t index, std::span<std::int64_t> inputs,
@@ -65,6 +68,7 @@ class TokenSet {
 
   std::vector<File> files_;
   Turns turns_;  // of files, by weight; empty without weights
+  Part part_;
   std::uint64_t seed_;
   bool shuffle_;
 };

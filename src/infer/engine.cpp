@@ -70,6 +70,15 @@ bool has_int8_cache(const std::string& argument, const std::string& kv_cache_dty
 }
 
 SchedulerOptions scheduler_options(const models::Decoder& decoder, const EngineOptions& options) {
+  for (const auto& [name, value] : {std::pair("slots", options.slots),
+                                    {"context", options.context},
+                                    {"step_tokens", options.step_tokens},
+                                    {"cache_bytes", options.cache_bytes}}) {
+    if (value < 0) {
+      throw std::invalid_argument(std::string(name) + " takes 0 (the engine's choice) or more, and got " +
+                                  std::to_string(value));
+    }
+  }
   const bool cpu = decoder.device().is_cpu();
   const auto memory = cpu ? physical_memory() / 4 : without_activations(free_memory(decoder.device()));
   SchedulerOptions chosen;

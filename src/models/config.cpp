@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/files.h"
+#include "base/unique_keys.h"
 #include "layers/frequencies.h"
 #include "layers/kinds.h"
 #include "models/pattern.h"
@@ -525,6 +525,6 @@ Json to_json(const ModelConfig& config) {
   return json;
 }
 
-Json read_json(const std::filesystem::path& path) { return read_json_file(path); }
+Json read_json(const std::filesystem::path& path) { return read_json_with_unique_keys(path); }
 
 }  // namespace gka::models

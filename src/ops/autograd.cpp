@@ -184,10 +184,10 @@ std::string own_name(const c10::OperatorHandle& op) {
   return op.schema().name().substr(std::string_view("gka::").size());
 }
 
-/// Of the operator with a gradient that `op` is a part of: "short_conv" for short_conv_backward.
+/// Of the operator with a gradient that `op` is a part or a form of: "short_conv" for short_conv_backward.
 std::string differentiable_name(const c10::OperatorHandle& op) {
   const std::string name = own_name(op);
-  for (const std::string_view part : {"_backward", "_forward", "_step"}) {
+  for (const std::string_view part : {"_backward", "_forward", "_step", "_certainty", "_report"}) {
     if (name.ends_with(part)) return name.substr(0, name.size() - part.size());
   }
   return name;

@@ -230,6 +230,17 @@ def test_a_file_that_is_wrong_is_one_sentence_that_says_where(model, tmp_path, l
     assert len(done.stderr.splitlines()) == 1 and said in done.stderr and "bad.jsonl" in done.stderr
 
 
+def test_a_place_for_samples_that_cannot_be_written_is_named_before_any_work(tmp_path):
+    path = tmp_path / "fine.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (CHOICE, FINE)))
+    done = call("eval", "no-model", "--tasks", path, "--samples", tmp_path / "none" / "samples.jsonl")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("gka: cannot write")
+    done = call("eval", "no-model", "--tasks", path, "--samples", tmp_path / "samples.jsonl")
+    assert "no-model" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["fine.jsonl"]
+
+
 def test_packed_scores_are_the_engines(model, tmp_path):
     sequences = ["5 6 7 8 9 10 11 12 13 14 15 16", "70", "7 8", " ".join(str(i % 200) for i in range(90))]
     (tmp_path / "some").write_text("\n".join(sequences) + "\n")

@@ -1,5 +1,6 @@
 """gka score and gka generate: on the published checkpoints, on models made here, and on what goes wrong."""
 
+import gzip
 import json
 import math
 import shutil
@@ -27,6 +28,12 @@ def told(done):
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr
     return done.stderr.removeprefix("gka: ")
+
+
+def told_last(done):
+    """The sentence of a command that failed, after warnings."""
+    assert done.returncode == 1, done
+    return done.stderr.splitlines()[-1]
 
 
 def error_of(got, expected):
@@ -126,6 +133,33 @@ def test_a_text_is_scored_through_the_tokenizer(model, tmp_path):
     by_ids = json.loads(call("score", model, "--ids", ids, "--per-token").stdout)
     assert by_text["sequences"] == by_ids["sequences"]
     assert by_text["tokens"] == 4
+
+
+def test_a_compressed_text_is_scored_and_continued_as_the_text_it_is(model, tmp_path):
+    text = "a text of some bytes, again and again, " * 4
+    plain, packed = tmp_path / "text", tmp_path / "packed"
+    plain.write_text(text)
+    packed.write_bytes(gzip.compress(text.encode()))
+    byte = ["--tokenizer", "bytes"]
+    assert call("score", model, "--text", packed, *byte).stdout == call("score", model, "--text", plain, *byte).stdout
+    written = [
+        call("generate", model, "--prompt-file", path, *byte, "--greedy", "--max-tokens", 4, "--print-ids").stdout
+        for path in (plain, packed)
+    ]
+    assert written[0] == written[1] != ""
+    packed.write_bytes(gzip.compress(text.encode())[:-9])
+    assert "compressed text" in call("score", model, "--text", packed, *byte).stderr
+
+
+def test_a_slash_behind_a_new_folder_changes_nothing(model, tmp_path):
+    (tmp_path / "there").mkdir()
+    for command in (["export"], ["convert", "--pattern", "*-GKA"]):
+        out = tmp_path / command[0]
+        done = call(*command, model, "--out", f"{out}/")
+        assert done.returncode == 0, done.stderr
+        assert (out / "model.safetensors").exists()
+        assert "which is there already" in told_last(call(*command, model, "--out", f"{tmp_path}/there/"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["convert", "export", "there"]
 
 
 def test_output_that_cannot_be_written_is_a_failure(model, tmp_path):

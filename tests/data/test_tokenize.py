@@ -239,10 +239,36 @@ def test_standard_input_is_a_file_called_minus(tmp_path):
     assert [bytes(d[:-1]) for d in read(tmp_path / "a.tokens").documents] == [b"one", b"two"]
 
 
-def test_what_is_no_text_is_named(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"PAR1" + bytes(100))
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (b"PAR1", b"it is a Parquet file"),
+        (b"%PDF-1.7", b"it is a PDF"),
+        (b"GKATOKEN", b"it is a token file"),
+        ("\ufeffhi".encode("utf-16-le"), b"it is in UTF-16"),
+        ("\ufeffhi".encode("utf-16-be"), b"it is in UTF-16"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path, start, said):
+    (tmp_path / "a.txt").write_bytes(start + bytes(100))
     done = call("tokenize", tmp_path / "a.txt", "--out", tmp_path / "a", check=False)
-    assert b"a.txt: it is a Parquet file" in done.stderr
+    assert b"a.txt: " + said in done.stderr
+    assert not (tmp_path / "a.tokens").exists()
+
+
+def test_a_folder_is_no_name_for_a_token_file(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    for out in (tmp_path, f"{tmp_path}/new/", "."):
+        done = call("tokenize", tmp_path / "a.txt", "--out", out, check=False)
+        assert done.returncode == 1 and b"is a folder; name a file in it, such as" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_nothing_makes_no_token_file(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"")
+    done = call("tokenize", tmp_path / "a.txt", "--out", tmp_path / "a", check=False)
+    assert done.returncode == 1 and b"there is no text in what was read" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_output_that_cannot_be_written_is_a_failure(tmp_path):

@@ -88,3 +88,15 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused(corpus, tmp_path):
     assert done.returncode == 1
     assert b"too small: 256 bytes and the special tokens make 257" in done.stderr
     assert not (tmp_path / "x.json").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_learnt(tmp_path):
+    (tmp_path / "bad.jsonl").write_text("no JSON")
+    done = token_files.call(
+        "tokenizer", "train", tmp_path / "bad.jsonl", "--out", tmp_path / "none" / "x.json", check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"gka: cannot write")
+    done = token_files.call("tokenizer", "train", tmp_path / "bad.jsonl", "--out", tmp_path / "x.json", check=False)
+    assert b"is not JSON" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]

@@ -236,6 +236,11 @@ TEST_F(TokenSets, complain_in_one_sentence) {
   EXPECT_TRUE(has(open({.files = {{file}}}), "have 8 tokens here, too few for a window of 11"));
   EXPECT_TRUE(has(open({.files = {{file, 1}}}), "has 8 tokens here, too few for a window of 11"));
   EXPECT_TRUE(has(open({.files = {{file}}, .part = Part::eval}), "eval_fraction is 0"));
+  EXPECT_TRUE(has(open({.files = {{file}}, .eval_fraction = 0.5, .part = Part::eval}), "a larger eval_fraction"));
+  const auto long_file = write_counting("b.tokens", 800);
+  const TokenSet one_too_short({.files = {{long_file, 1000}, {file, 1}}});
+  EXPECT_TRUE(has(complaint([&] { one_too_short.check_length(10); }), "a.tokens has 8 tokens here"));
+  EXPECT_EQ(complaint([&] { one_too_short.check_length(7); }), "nothing was thrown");
   EXPECT_TRUE(has(open({.files = {{file}}, .eval_fraction = 1.5}), "eval_fraction must be at least 0 and below 1"));
   EXPECT_TRUE(has(open({.files = {{file, 1}, {file, 0}}}), "weights must be positive"));
 }

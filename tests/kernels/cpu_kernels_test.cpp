@@ -1,7 +1,10 @@
 // What is true of the CPU kernels alone: they cut work into threads, which may not show, and pick an instruction set.
 #include <array>
 #include <atomic>
+#include <cstdint>
+#include <functional>
 #include <stdexcept>
+#include <string>
 
 #include "kernels/cpu_support.h"
 
@@ -58,6 +61,62 @@ TEST(CpuDispatch, NamesAnInstructionSetItDoesNotKnow) {
   } catch (const std::invalid_argument& error) {
     EXPECT_NE(std::string(error.what()).find("it takes one of"), std::string::npos) << error.what();
   }
+}
+
+/// What the call is refused with; empty where it is not.
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(CpuChecks, ACallThatForgetsASizeOrAnArrayIsRefusedAndNotLeftUndone) {
+  const Case c(CaseSpec{.dtype = DType::float32, .batch = 2, .tokens = 5, .heads = 1, .key_dim = 4, .value_dim = 3});
+  const auto one = thread_executor(1);
+  const auto wrong = [&](const std::function<void(Problem&)>& spoil) {
+    auto results = c.outputs();
+    auto problem = c.problem();
+    spoil(problem);
+    return refusal([&] { cpu::forward(problem, results.pointers(), one); });
+  };
+  const std::array<std::int64_t, 3> falling{0, 7, 5}, short_of{0, 2, 4};
+  EXPECT_EQ(wrong([](Problem&) {}), "");
+  EXPECT_EQ(wrong([](Problem& p) { p.sequences = 0; }), "sequences takes batch where there is no cu_seqlens");
+  EXPECT_EQ(wrong([](Problem& p) { p.key_dim = 300; }), "key_dim takes 1 to 256, got 300");
+  EXPECT_EQ(wrong([](Problem& p) { p.value_dim = 0; }), "value_dim takes 1 to 256, got 0");
+  EXPECT_EQ(wrong([](Problem& p) { p.options.iterations = -1; }), "options.iterations takes 0 to 10000, got -1");
+  EXPECT_EQ(wrong([](Problem& p) { p.v = {}; }).substr(0, 11), "q, k and v ");
+  EXPECT_EQ(wrong([](Problem& p) { p.k.dtype = DType::float64; }), "q, k and v take one type for all of them");
+  EXPECT_EQ(wrong([&](Problem& p) { p.cu_seqlens = falling.data(); }), "batch takes 1 where there is cu_seqlens");
+  const auto packed = [&](const std::array<std::int64_t, 3>& bounds) {
+    return wrong([&](Problem& p) {
+      p.batch = 1;
+      p.sequences = 2;
+      p.cu_seqlens = bounds.data();
+    });
+  };
+  EXPECT_EQ(packed(falling), "cu_seqlens takes numbers that never decrease");
+  EXPECT_EQ(packed(short_of), "cu_seqlens takes tokens as its last number");
+}
+
+TEST(CpuChecks, ABackwardPassNeedsWhatTheForwardPassLeft) {
+  const Case c(CaseSpec{.dtype = DType::float32, .batch = 1, .tokens = 5, .heads = 1, .key_dim = 4, .value_dim = 3});
+  auto gradients = c.gradients();
+  EXPECT_EQ(refusal([&] { cpu::backward(c.problem(), {}, gradients.pointers(), thread_executor(1)); }),
+            "saved takes what forward left in its x, norm and h");
+}
+
+TEST(CpuChecks, AStepWithoutAStateOrWithTooLargeAHeadIsRefused) {
+  std::array<float, 300> numbers{};
+  const View view{.data = numbers.data()};
+  Step step{.batch = 1, .heads = 1, .key_dim = 300, .value_dim = 2, .q = view, .k = view, .v = view, .o = view};
+  const auto said = [&] { return refusal([&] { cpu::step(step, thread_executor(1)); }); };
+  EXPECT_EQ(said(), "key_dim takes 1 to 256, got 300");
+  step.key_dim = 2;
+  EXPECT_EQ(said().substr(0, 10), "o, h and u");
 }
 
 TEST(ThreadExecutor, RunsEveryTaskOnceAndPassesOnAnException) {

@@ -398,6 +398,12 @@ def test_an_argument_of_another_python_type_is_named_in_one_sentence(run, senten
     assert "\n" not in str(caught.value)
 
 
+def test_the_form_without_a_gradient_names_the_one_that_has_one():
+    q, k, v, *_ = make().values()
+    with pytest.raises(ValueError, match=r"because this operator has none \(gated_kalmanet has;"):
+        gka.gated_kalmanet_certainty(q.requires_grad_(), k, v)
+
+
 def test_a_refused_step_leaves_the_state_alone():
     h, u = (torch.ones_like(state) for state in states(2))
     with pytest.raises(ValueError, match="beta"):

@@ -96,10 +96,11 @@ def test_a_step_takes_an_iteration_count_per_sequence():
         assert torch.equal(got[b : b + 1], want)
 
 
-def test_a_step_takes_a_ridge_per_channel():
+@pytest.mark.parametrize("solver", ["exact", "conjugate_gradient"])
+def test_a_step_takes_a_ridge_per_channel(solver):
     case = make(2, 1)
     ridge = torch.linspace(0.1, 1.0, 16).reshape(2, 8)
-    options = {"ridge": ridge, "ridge_mode": "constant", "solver": "exact"}
+    options = {"ridge": ridge, "ridge_mode": "constant", "solver": solver}
     want, _ = gka.gated_kalmanet(**case, **options)
     state = (torch.zeros(2, 2, 8, 8, dtype=torch.float64), torch.zeros(2, 2, 8, 6, dtype=torch.float64))
     got = gka.gated_kalmanet_step(**at(case, 0), state=state, **options)

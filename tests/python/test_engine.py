@@ -1,12 +1,15 @@
 """gka.Engine: the engine from Python, against the command line, which is the same engine by another way."""
 
+import copy
 import json
+import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import gka
 
@@ -94,6 +97,10 @@ def test_what_goes_wrong_is_a_sentence(engine, tmp_path):
         engine.generate([10**6])
     with pytest.raises(ValueError, match="temperature"):
         engine.generate(PROMPT, temperature=-1)
+    with pytest.raises(ValueError, match=r"^slots takes 0 .the engine's choice. or more, and got -1$"):
+        gka.Engine(MODEL, device="cpu", slots=-1)
+    with pytest.raises(TypeError, match="a prompt is a text or token numbers"):
+        engine.generate(None)
     with gka.Engine(MODEL, device="cpu") as plain:
         numbers = plain.generate(PROMPT, max_tokens=2).ids
         assert numbers
@@ -135,3 +142,70 @@ def test_caches_may_be_bytes_and_nothing_unknown(engine):
     assert scores == pytest.approx([token.logprob for token in engine.score(PROMPT)[1:]], abs=0.05)
     with pytest.raises(ValueError, match="or int8, and got 'fp8'"):
         gka.Engine(MODEL, device="cpu", kv_cache_dtype="fp8")
+
+
+def test_a_text_is_that_of_its_tokens_to_the_last_byte(engine):
+    """A model of bytes writes characters in pieces, and some that never become whole."""
+    for seed in range(8):
+        done = engine.generate("ä", max_tokens=40, seed=seed, ignore_eos=True)
+        assert done.text == engine.decode(done.ids)
+    assert "".join(token.text for token in engine.score("äb€")) == "äb€"
+
+
+def test_an_engine_that_closes_ends_its_streams():
+    with gka.Engine(MODEL, device="cpu") as short:
+        stream = short.stream(PROMPT, max_tokens=1000, ignore_eos=True)
+        next(stream)
+        untouched = short.stream(PROMPT, max_tokens=1000, ignore_eos=True)
+    for one in (stream, untouched):
+        with pytest.raises(ValueError, match="closed"):
+            next(one)
+        one.close()
+        assert list(one) == []
+
+
+def test_one_bad_prompt_leaves_no_request_running(engine):
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        engine.generate([PROMPT, [10**6]], max_tokens=1000, ignore_eos=True)
+    assert len(engine._streams) == 0
+
+
+def test_prompts_may_be_tensors(engine):
+    options = {"max_tokens": 4, "temperature": 0}
+    expected = engine.generate(PROMPT, **options).ids
+    assert engine.generate(torch.tensor(PROMPT), **options).ids == expected
+    assert [done.ids for done in engine.generate(torch.tensor([PROMPT, PROMPT]), **options)] == [expected] * 2
+
+
+def test_an_option_of_another_type_is_named(engine):
+    with pytest.raises(TypeError, match="max_tokens is 'ten'"):
+        engine.generate(PROMPT, max_tokens="ten")
+
+
+def test_an_engine_is_not_copied(engine):
+    stream = engine.stream(PROMPT, max_tokens=2)
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        for thing in (engine, stream):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                copying(thing)
+
+
+def test_a_fork_leaves_the_engine_to_its_parent():
+    """Its thread is not in the child, where waiting for it would never end."""
+    program = f"""
+import os, sys, gka
+engine = gka.Engine({str(MODEL)!r}, device="cpu")
+child = os.fork()
+if child == 0:
+    try:
+        engine.generate([1, 2])
+    except ValueError as error:
+        print(error, flush=True)
+    engine.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert engine.generate([1, 2], max_tokens=2, ignore_eos=True).finish == "length"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "belongs to the process that made it" in done.stdout

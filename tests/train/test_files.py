@@ -184,6 +184,28 @@ def test_what_cannot_be_read_is_said(gka):
     assert "both say how long to train" in only_sentence(done)
 
 
+def test_a_key_given_twice_is_refused(gka):
+    gka.write()
+    text = (gka.folder / "small.json").read_text()
+    (gka.folder / "small.json").write_text(text.replace("{", '{"length": 32, ', 1))
+    assert "small.json has the key 'length' twice" in only_sentence(gka.call("train", "small.json"))
+    (gka.folder / "small.json").write_text(text.replace('"hidden_size"', '"hidden_size": 64, "hidden_size"', 1))
+    assert "has the key 'hidden_size' twice" in only_sentence(gka.call("train", "small.json"))
+
+
+def test_too_little_text_to_evaluate_on_is_found_before_the_first_step(gka):
+    """Not at the first evaluation, when there are hours of work and no checkpoint."""
+    (gka.folder / "text").write_text("some words of a text " * 40)
+    gka.call("tokenize", "text", "--out", "book")
+    model = SETTINGS["model"] | {"vocab_size": 257}
+    gka.write(model=model, data={"kind": "tokens", "files": ["book.tokens"], "eval_fraction": 0.01})
+    sentence = only_sentence(gka.call("train", "small.json"))
+    assert "have 8 tokens here, too few for a window of 17" in sentence and "a larger eval_fraction" in sentence
+    assert not (gka.folder / "runs/small").exists()
+    done = gka.call("train", "small.json", "--set", "data.eval_fraction=0", "--set", "eval_every=0", "--set", "steps=1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_token_files_are_verified_and_their_end_token_is_the_models(gka):
     (gka.folder / "text").write_text("some words of a text " * 40)
     gka.call("tokenizer", "train", "text", "--vocab-size", "270", "--out", "bpe.json")

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,7 @@ Result guarded(Result failed, const Call& call) {
     return call();
   } catch (const std::exception& error) {
     last_error = error.what();
+    last_error.resize(std::min(last_error.size(), last_error.find('\n')));  // torch's go on with a stack trace
     return failed;
   }
 }
@@ -259,4 +261,12 @@ std::int64_t gka_tokenizer_decode(void* tokenizer, const std::int64_t* ids, std:
     std::copy_n(found.begin(), std::min<std::int64_t>(room, std::ssize(found)), text);
     return static_cast<std::int64_t>(found.size());
   });
+}
+
+std::int64_t gka_tokenizer_piece(void* tokenizer, std::int64_t id, const char** bytes) {
+  const auto& known = *static_cast<gka::data::Tokenizer*>(tokenizer);
+  const auto token = static_cast<gka::data::Token>(id);
+  const auto piece = known.is_special(token) ? std::string_view() : known.bytes_of(token);
+  *bytes = piece.data();
+  return static_cast<std::int64_t>(piece.size());
 }

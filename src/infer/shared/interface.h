@@ -78,4 +78,7 @@ std::int64_t gka_tokenizer_encode(void* tokenizer, const char* text, std::int64_
                                   std::int64_t room);
 std::int64_t gka_tokenizer_decode(void* tokenizer, const std::int64_t* ids, std::int64_t count, char* text,
                                   std::int64_t room);
+/// How many bytes one token adds to a text, and where they are while the tokenizer lives: perhaps a part of a
+/// character, nothing for a special token.
+std::int64_t gka_tokenizer_piece(void* tokenizer, std::int64_t id, const char** bytes);
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "kernels/cpu/backend.h"
+#include "kernels/cpu/checks.h"
 
 namespace gka::kernels::cpu {
 namespace {
@@ -64,14 +65,19 @@ const InstructionSet& chosen() {
 const char* instruction_set() { return chosen().name; }
 
 void forward(const Problem& problem, const Outputs& outputs, const Executor& executor) {
+  check(problem);
   chosen().forward(problem, outputs, executor);
 }
 
 void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Executor& executor) {
+  check(problem, saved, gradients);
   chosen().backward(problem, saved, gradients, executor);
 }
 
-void step(const Step& step, const Executor& executor) { chosen().step(step, executor); }
+void step(const Step& step, const Executor& executor) {
+  check(step);
+  chosen().step(step, executor);
+}
 
 void short_conv(const ShortConv& conv, const ShortConvOutputs& outputs, const Executor& executor) {
   chosen().short_conv(conv, outputs, executor);

@@ -1,8 +1,8 @@
 // One token for many sequences, states in place. The state is read and written once; the solve then runs on H_t
 // itself, which for D = 128 stays in the second-level cache: y = Σ_d H[d, :] x_d, columns as lanes, H symmetric.
 //
-// Chebyshev with a scalar ridge takes this path. Everything else (other solvers, a diagonal ridge) is a chunk of one
-// token.
+// Every solver that iterates takes this path: in a chunk of one token, tokens being lanes, 15 of 16 would be idle. An
+// exact solve is such a chunk.
 #include <memory>
 
 #include "kernels/cpu/backend.h"
@@ -40,6 +40,7 @@ void symmetric_product(const T* h, int ld, int dim, const T* x, T* y) {
 template <typename T>
 struct Token {
   T q[kMaxDim + 64], k[kMaxDim + 64], v[kMaxDim + 64], x[kMaxDim + 64], before[kMaxDim + 64], y[kMaxDim + 64];
+  T z[kMaxDim + 64], ridge[kMaxDim + 64];  // where the solver looks; ρ of every channel
   double gamma, beta, alpha;
 };
 
@@ -84,18 +85,76 @@ const T* write_key(const Step& s, Workspace<T>& w, T* h, int& ld) {
 }
 
 template <typename T>
-double certainty_of(const Token<T>& t, int dim, double sigma, double rho) {
+double certainty_of(const Token<T>& t, int dim, double sigma) {
   double dots = 0, squares = 0;
   for (int i = 0; i < dim; ++i) {
-    dots += static_cast<double>(t.q[i]) * static_cast<double>(t.x[i]);
+    dots += static_cast<double>(t.q[i]) * (static_cast<double>(t.ridge[i]) * static_cast<double>(t.x[i]));
     squares += static_cast<double>(t.q[i]) * static_cast<double>(t.q[i]);
   }
-  return kernels::certainty_of(sigma, rho * dots, squares);
+  return kernels::certainty_of(sigma, dots, squares);
+}
+
+/// Of arrays with zeros up to a whole vector.
+template <typename T>
+T dot(const T* a, const T* b, int dim) {
+  Vec<T> sums{};
+  for (int i = 0; i < dim; i += kLanes<T>) sums += load(a + i) * load(b + i);
+  T sum{0};
+  for (int j = 0; j < kLanes<T>; ++j) sum += sums[j];
+  return sum;
+}
+
+/// (σH + ρ) x̃ = q by a schedule of steps; the gradient is taken at x̃, or ahead of it (Nesterov).
+template <bool kAhead, typename T>
+void iterate(const T* h, int ld, int dim, Schedule schedule, std::int64_t iterations, T scale, Token<T>& t) {
+  const T start = static_cast<T>(schedule.start().s);
+  T* now = t.x;
+  T* before = t.before;
+  for (int i = 0; i < dim; ++i) now[i] = start * t.q[i];
+  for (std::int64_t n = 1; n <= iterations; ++n) {
+    const Coefficients k = schedule.step(n);
+    const T step = static_cast<T>(k.s), momentum = static_cast<T>(k.m);
+    for (int i = 0; kAhead && i < dim; ++i) t.z[i] = now[i] + momentum * (now[i] - before[i]);
+    const T* z = kAhead ? t.z : now;
+    symmetric_product<T>(h, ld, dim, z, t.y);
+    for (int i = 0; i < dim; ++i) {
+      const T gradient = scale * t.y[i] + t.ridge[i] * z[i] - t.q[i];
+      before[i] = (kAhead ? z[i] : now[i] + momentum * (now[i] - before[i])) - step * gradient;
+    }
+    std::swap(now, before);
+  }
+  if (now != t.x) std::memcpy(t.x, now, sizeof(T) * dim);
+}
+
+/// The same by conjugate gradients, which end where the residual has fallen to rounding (as in solvers.h).
+template <typename T>
+void conjugate_gradient(const T* h, int ld, int dim, std::int64_t iterations, T scale, Token<T>& t) {
+  T* residual = t.before;
+  T* direction = t.z;
+  std::memcpy(residual, t.q, sizeof(T) * dim);
+  std::memcpy(direction, t.q, sizeof(T) * dim);
+  T energy = dot(residual, residual, dim);
+  const T floor = std::numeric_limits<T>::epsilon() * std::numeric_limits<T>::epsilon() * energy;
+  for (std::int64_t n = 0; n < iterations && !(energy <= floor); ++n) {  // not >: a NaN goes on to the answer
+    symmetric_product<T>(h, ld, dim, direction, t.y);
+    for (int i = 0; i < dim; ++i) t.y[i] = scale * t.y[i] + t.ridge[i] * direction[i];
+    const T curvature = dot(direction, t.y, dim);
+    if (curvature <= 0) break;
+    const T length = energy / curvature;
+    for (int i = 0; i < dim; ++i) {
+      t.x[i] += length * direction[i];
+      residual[i] -= length * t.y[i];
+    }
+    const T fresh = dot(residual, residual, dim), turn = fresh / energy;
+    for (int i = 0; i < dim; ++i) direction[i] = residual[i] + turn * direction[i];
+    energy = fresh;
+  }
 }
 
 /// x̃ into t.x; returns σ (0: nothing to solve, x̃ = 0).
 template <typename T>
-double solve_token(const Step& s, const T* h, int ld, std::int64_t iterations, Token<T>& t, double* certainty) {
+double solve_token(const Step& s, const T* h, int ld, std::int64_t head, std::int64_t iterations, Token<T>& t,
+                   double* certainty) {
   const int dim = static_cast<int>(s.key_dim);
   const double f = frobenius(h, dim, ld);
   const bool adaptive = s.options.ridge_mode == RidgeMode::adaptive;
@@ -107,23 +166,18 @@ double solve_token(const Step& s, const T* h, int ld, std::int64_t iterations, T
     if (certainty != nullptr) *certainty = none;
     return none;
   }
-  Schedule schedule(Solver::chebyshev, spectrum_top(adaptive, rho), rho);
-  const T start = static_cast<T>(schedule.start().s), scale = static_cast<T>(sigma), ridge = static_cast<T>(rho);
-  T* now = t.x;
-  T* before = t.before;
-  for (int i = 0; i < dim; ++i) now[i] = start * t.q[i];
-  for (std::int64_t n = 1; n <= iterations; ++n) {
-    const Coefficients k = schedule.step(n);
-    const T step = static_cast<T>(k.s), momentum = static_cast<T>(k.m);
-    symmetric_product<T>(h, ld, dim, now, t.y);
-    for (int i = 0; i < dim; ++i) {
-      const T gradient = scale * t.y[i] + ridge * now[i] - t.q[i];
-      before[i] = now[i] + momentum * (now[i] - before[i]) - step * gradient;
-    }
-    std::swap(now, before);
+  const double* diagonal = s.options.ridge_diagonal;
+  for (int i = 0; i < dim; ++i) t.ridge[i] = static_cast<T>(diagonal != nullptr ? diagonal[head * dim + i] : rho);
+  const Schedule schedule(s.options.solver, spectrum_top(adaptive, rho), rho);
+  const T scale = static_cast<T>(sigma);
+  switch (s.options.solver) {
+    case Solver::chebyshev:
+    case Solver::gradient_descent: iterate<false>(h, ld, dim, schedule, iterations, scale, t); break;
+    case Solver::nesterov: iterate<true>(h, ld, dim, schedule, iterations, scale, t); break;
+    case Solver::conjugate_gradient: conjugate_gradient(h, ld, dim, iterations, scale, t); break;
+    case Solver::exact: break;  // step_as_chunks
   }
-  if (now != t.x) std::memcpy(t.x, now, sizeof(T) * dim);
-  if (certainty != nullptr) *certainty = certainty_of(t, dim, sigma, rho);
+  if (certainty != nullptr) *certainty = certainty_of(t, dim, sigma);
   return sigma;
 }
 
@@ -170,8 +224,8 @@ void step_directly(const Step& s, const Executor& executor) {
     read_token(s, b, head, w.token);
     int ld = 0;
     const T* h = write_key(s, w, static_cast<T*>(s.h) + at * s.key_dim * s.key_dim, ld);
-    const double sigma =
-        solve_token(s, h, ld, iterations_of(s, b), w.token, s.certainty != nullptr ? s.certainty + task : nullptr);
+    const double sigma = solve_token(s, h, ld, head, iterations_of(s, b), w.token,
+                                     s.certainty != nullptr ? s.certainty + task : nullptr);
     write_and_read_values(s, b, head, sigma, static_cast<T*>(s.u) + at * s.key_dim * s.value_dim, w.token);
   });
 }
@@ -213,7 +267,7 @@ void step_as_chunks(const Step& s, const Executor& executor) {
 }  // namespace
 
 void step(const Step& s, const Executor& executor) {
-  if (s.options.solver != Solver::chebyshev || s.options.ridge_diagonal != nullptr) {
+  if (s.options.solver == Solver::exact) {
     step_as_chunks(s, executor);
   } else if (s.q.dtype == DType::float64) {
     step_directly<double>(s, executor);
