@@ -1,7 +1,7 @@
 """Kernels on trial (docs/kernels.md) on this machine's GPU: each beside what it would replace, in one table.
 
     python bench/trials.py                       all of them
-    python bench/trials.py --trial int8_products one of them
+    python bench/trials.py --trial crowd_step    one of them
     python bench/trials.py --list                what would run; needs no GPU
     python bench/trials.py --dry                 the same on the CPU with small sizes: whether this script itself runs
 
@@ -17,9 +17,11 @@ A new trial is a line in WORKS, or several.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ from gpu import ITERATIONS, WEAK, Shape, inputs, leaves, median_time, number
 from torch import Tensor
 
 import gka
+import gka.models
 
 CHECKED = 8  # sequences of a step that are compared with float64
 
@@ -176,6 +179,33 @@ def engine(config: str, batch: int, *arguments: str) -> Callable[[Where], Ran]:
     return run
 
 
+def decoded(sequences: int, key_heads: int = 8) -> Callable[[Where], Ran]:
+    """Log-probabilities of what the engine draws step by step from two GKA blocks of 8 heads, beside those of the same
+    texts in float64; and how long a token of all takes."""
+    drawn, prompt = 16, 8
+    own = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": key_heads, "head_dim": 128}
+
+    def run(where: Where) -> Ran:
+        config = json.loads((ROOT / "configs/tiny/gka.json").read_text()) | own | {"initializer_range": 0.1}
+        torch.manual_seed(0)
+        prompts = torch.randint(256, (where.size(sequences, 2), prompt)).tolist()
+        with tempfile.TemporaryDirectory() as folder:
+            gka.models.Decoder(config).save(folder)
+            with gka.Engine(folder, device=where.device) as model:
+
+                def draw() -> list:
+                    return model.generate(prompts, max_tokens=drawn, temperature=0, ignore_eos=True)
+
+                answers = draw()
+                took = seconds(draw, 3)
+            exact = gka.models.load(folder, dtype=torch.float64)
+        texts = torch.tensor([text + answer.ids for text, answer in zip(prompts, answers, strict=True)])
+        got = torch.tensor([[token.logprob for token in answer.tokens] for answer in answers])
+        return Ran((got - exact.score(texts)[:, -drawn:]).abs().mean().item(), got, 1e6 * took / drawn)
+
+    return run
+
+
 def scores(prompt_tokens: int, weights: str) -> Callable[[Where], Ran]:
     """Log-probabilities of the hybrid that comes with the repository, and how long one prompt takes."""
     folder = ROOT / "experiments/hybrid/recall-8m"
@@ -201,6 +231,19 @@ def scores(prompt_tokens: int, weights: str) -> Callable[[Where], Ran]:
 STEP, LOGPROBS = 5e-3, 0.05
 
 WORKS = (
+    Work("crowd_step", "one token, B256, 32 heads", STEP, step(256, 32)),
+    Work("crowd_step", "one token, B128, 8 heads", STEP, step(128, 8)),
+    Work("crowd_step", "one token, B50, 8 heads: just enough", STEP, step(50, 8)),
+    Work("crowd_step", "one token, B256, 8 heads, V = 64", STEP, step(256, 8, values=64)),
+    Work("crowd_step", "one token, B256, 16 heads, D = V = 64", STEP, step(256, 16, 64, 64)),
+    Work("crowd_step", "one token, B8, 8 heads: as it is", STEP, step(8, 8)),
+    Work("crowd_step", "a GKA block's token, 64 sequences", LOGPROBS, decoded(64)),
+    Work("crowd_step", "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
+    Work("crowd_step", "engine, 440M, 32 sequences", None, engine("440m/gka", 32)),
+    Work("grouped_step", "2 key heads of 8, 4 sequences", LOGPROBS, decoded(4, key_heads=2)),
+    Work("grouped_step", "2 key heads of 8, 64 sequences", LOGPROBS, decoded(64, key_heads=2)),
+    Work("grouped_step", "engine, 8B hybrid, 1 sequence", None, engine("8b/hybrid", 1)),
+    Work("grouped_step", "engine, 8B hybrid, 16 sequences", None, engine("8b/hybrid", 16)),
     Work("int8_products", "scores of 16 tokens in int8", LOGPROBS, scores(16, "int8")),
     Work("int8_products", "scores of 512 tokens in int8", LOGPROBS, scores(512, "int8")),
     Work("int8_products", "engine, 440M in int8, 16 sequences", None, engine("440m/gka", 16, "--weights", "int8")),

@@ -196,11 +196,15 @@ at::Tensor block_step(BlockStepCall call) {
   const auto& x = call.convs.front().x;
   if (!kHasCuda || !x.is_cuda() || !has_gates(call.projected, call.kinds) || values_are_checked(x.device())) return {};
   const auto heads = call.memory.h.size(1);
-  const auto by_head = [&](const at::Tensor& t) { return t.unflatten(-1, {heads, t.size(-1) / heads}); };
   MemoryCall& a = call.memory;
-  a.q = by_head(call.convs[0].x);
-  a.k = by_head(call.convs[1].x);
-  a.v = by_head(call.convs[2].x);
+  // They are checked and not read: of heads that are shared the first stands for all.
+  const auto by_head = [&](const at::Tensor& t, std::int64_t dim) {
+    const auto own = t.unflatten(-1, {t.size(-1) / dim, dim});
+    return own.size(1) == heads ? own : own.narrow(1, 0, 1).expand({-1, heads, -1});
+  };
+  a.q = by_head(call.convs[0].x, a.h.size(-1));
+  a.k = by_head(call.convs[1].x, a.h.size(-1));
+  a.v = by_head(call.convs[2].x, a.u.size(-1));
   const auto options = check_options(kName, a);
   const auto sizes = check_step(kName, a);
   const auto y = at::empty({a.q.size(0), heads, a.v.size(-1)}, a.q.options());

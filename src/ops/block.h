@@ -27,9 +27,10 @@ GatedNormGradients gated_rms_norm_backward_to(NormCall call, const at::Tensor& d
 /// Up to three short_conv_step of one type in one launch, of tensors on a GPU and below autograd.
 std::vector<at::Tensor> short_conv_steps(std::vector<ConvCall> calls);
 
-/// One token of a GKA block between its projections, as many query, key and value heads as there are.
+/// One token of a GKA block between its projections. Query, key and value heads may be fewer than the memory's, each
+/// for a run of neighbours.
 struct BlockStepCall {
-  std::vector<ConvCall> convs;  // of q, k and v, x [B, heads · dim]
+  std::vector<ConvCall> convs;  // of q, k and v, x [B, own heads · dim]
   at::Tensor projected;         // of the gates, [B, kinds · heads]
   std::vector<GateKind> kinds;
   int log_decay = -1, beta = -1, alpha = -1;  // which of the kinds; −1: none

@@ -61,9 +61,9 @@ struct BlockStep {
 
 /// Those that need many threads, on the host with as many.
 struct CudaWithThreads {
-  /// Whether the kernel takes the call.
-  static bool step(const Step& step);
-  static bool step_block(const BlockStep& block);
+  /// How many threads a head got, on a card of so many; 0: the kernel does not take the call.
+  static int step(const Step& step, int multiprocessors = 1);
+  static int step_block(const BlockStep& block, int multiprocessors = 1);
 };
 
 }  // namespace gka::kernels::test

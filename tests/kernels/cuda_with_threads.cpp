@@ -3,11 +3,25 @@
 #include "kernels/cuda/step_registers.cu"
 #undef cuda
 
+#include "kernels/cuda_on_host/scratch.h"
 #include "kernels/cuda_support.h"
 
 namespace gka::kernels::test {
+namespace {
 
-bool CudaWithThreads::step_block(const BlockStep& b) {
+/// How many threads a block had in run(device), which says whether it ran.
+template <typename Run>
+int threads_of(int multiprocessors, Run&& run) {
+  auto& machine = cuda_with_threads::machine;
+  machine.multiprocessors = multiprocessors;
+  bool ran = false;
+  with_scratch<cuda_with_threads::Device>([&](const auto& device) { ran = run(device); });
+  return ran ? static_cast<int>(machine.contexts.size()) : 0;
+}
+
+}  // namespace
+
+int CudaWithThreads::step_block(const BlockStep& b, int multiprocessors) {
   cuda_with_threads::StepBlock block{.step = b.step,
                                      .convs = {b.convs[0], b.convs[1], b.convs[2]},
                                      .gates = {.tokens = b.step.batch,
@@ -25,11 +39,16 @@ bool CudaWithThreads::step_block(const BlockStep& b) {
   block.gates.kinds[0] = {.gate = kSigmoid, .bias = b.bias};
   block.gates.kinds[1] = {.gate = cuda_with_threads::Gate::log_decay, .bias = b.bias, .a_log = b.a_log};
   block.gates.kinds[2] = {.gate = kSigmoid, .bias = b.bias};
-  if (!cuda_with_threads::takes_step_block(block)) return false;
-  cuda_with_threads::step_block(block, {});
-  return true;
+  return threads_of(multiprocessors, [&](const auto& device) {
+    if (!cuda_with_threads::takes_step_block(block)) return false;
+    cuda_with_threads::step_block(block, device);
+    return true;
+  });
 }
 
-bool CudaWithThreads::step(const Step& step) { return cuda_with_threads::step_in_registers(step, {}); }
+int CudaWithThreads::step(const Step& step, int multiprocessors) {
+  return threads_of(multiprocessors,
+                    [&](const auto& device) { return cuda_with_threads::step_in_registers(step, device); });
+}
 
 }  // namespace gka::kernels::test

@@ -86,19 +86,28 @@ Stepped run_step(const StepCase& c, const Case& inputs, Run&& run, Change&& chan
   return result;
 }
 
-void with_threads(const Step& step) { ASSERT_TRUE(CudaWithThreads::step(step)); }
+constexpr int kFew = 256, kCrowd = 128;  // threads to a head
+
+void with_few_heads(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step), kFew); }
+void with_a_crowd(const Step& step) {
+  const Forced trial("GKA_TRIAL", "crowd_step");
+  ASSERT_EQ(CudaWithThreads::step(step), kCrowd);
+}
 
 class Steps : public OnEveryBackend {};
 
-constexpr Backend kWithThreads = {.name = "cuda_with_threads",
-                                  .forward = nullptr,
-                                  .backward = nullptr,
-                                  .step = with_threads,
-                                  .short_conv = nullptr,
-                                  .short_conv_backward = nullptr,
-                                  .short_conv_step = nullptr,
-                                  .gated_rms_norm = nullptr,
-                                  .gated_rms_norm_backward = nullptr};
+constexpr Backend in_registers(const char* name, void (*step)(const Step&)) {
+  return {.name = name,
+          .forward = nullptr,
+          .backward = nullptr,
+          .step = step,
+          .short_conv = nullptr,
+          .short_conv_backward = nullptr,
+          .short_conv_step = nullptr,
+          .gated_rms_norm = nullptr,
+          .gated_rms_norm_backward = nullptr};
+}
+constexpr Backend kInRegisters[] = {in_registers("few_heads", with_few_heads), in_registers("crowd", with_a_crowd)};
 
 TEST_P(Steps, MatchTheReferenceAtTheSizesOfDecoding) {
   for (const StepCase& c : step_cases()) {
@@ -146,17 +155,48 @@ TEST_P(Steps, AnEmptyMemoryAnswersFromTheTokenAloneAndANaNStaysInItsHead) {
   }
 }
 
+/// The same bits on both sides of the diagonal, so that who reads one half knows the other.
+TEST_P(Steps, KeepHSymmetric) {
+  for (const std::int64_t dim : {64, 128}) {
+    const StepCase c{.spec = spec_of(DType::float32, dim, 64, 11)};
+    const Case inputs(c.spec);
+    const Array h = run_step(c, inputs, GetParam().step, [](Stepped&) {}).h;
+    std::int64_t different = 0;
+    for (std::int64_t head = 0; head < c.spec.heads; ++head)
+      for (std::int64_t i = 0; i < dim; ++i)
+        for (std::int64_t j = 0; j < i; ++j) different += h.at(1, head, i, j) != h.at(1, head, j, i);
+    EXPECT_EQ(different, 0);
+  }
+}
+
+TEST(StepInRegisters, ACrowdHasItsOwnKernelWhereThatIsOnTrialAndEveryMultiprocessorHasThreeHeads) {
+  const StepCase c{.spec = spec_of(DType::float32, 64, 64, 10)};  // four heads
+  const Case inputs(c.spec);
+  const auto threads_on = [&](int multiprocessors) {
+    int threads = 0;
+    const auto run = [&](const Step& s) { threads = CudaWithThreads::step(s, multiprocessors); };
+    run_step(c, inputs, run, [](Stepped&) {});
+    return threads;
+  };
+  EXPECT_EQ(threads_on(1), kFew);
+  const Forced trial("GKA_TRIAL", "crowd_step");
+  EXPECT_EQ(threads_on(1), kCrowd);
+  EXPECT_EQ(threads_on(2), kFew);
+}
+
 /// All that a block does with a token between its projections, for two sequences in a pool of eight.
 struct BlockCase {
-  static constexpr std::int64_t kBatch = 2, kHeads = 2, kPool = 8, kWidth = 4;
+  static constexpr std::int64_t kBatch = 2, kHeads = 4, kPool = 8, kWidth = 4;
 
   DType dtype;
   std::int64_t key_dim, value_dim;
+  std::array<std::int64_t, 3> own_heads;  // of q, k and v
   Array x[3], taps[3], kept[3], projected, gate, weight, h, u, y, certainty;
-  std::vector<float> bias = {0.3f, -0.4f}, a_log = {0.2f, -1.0f};
+  std::vector<float> bias = {0.3f, -0.4f, 0.1f, 0}, a_log = {0.2f, -1.0f, 0, -0.5f};
   std::vector<std::int64_t> slots = {6, 1};
 
-  BlockCase(DType type, std::int64_t d, std::int64_t v) : dtype(type), key_dim(d), value_dim(v) {
+  BlockCase(DType type, std::int64_t d, std::int64_t v, std::array<std::int64_t, 3> heads = {kHeads, kHeads, kHeads})
+      : dtype(type), key_dim(d), value_dim(v), own_heads(heads) {
     std::mt19937 random(7);
     std::normal_distribution<double> normal;
     const auto fill = [&](DType of, std::array<std::int64_t, 4> shape, double by) {
@@ -168,7 +208,7 @@ struct BlockCase {
       return array;
     };
     for (int i = 0; i < 3; ++i) {
-      const std::int64_t channels = kHeads * dim(i);
+      const std::int64_t channels = channels_of(i);
       x[i] = fill(dtype, {kBatch, 1, 1, channels}, 1);
       taps[i] = fill(DType::float32, {1, 1, channels, kWidth}, 0.5);
       kept[i] = fill(dtype, {kPool, 1, channels, kWidth - 1}, 1);
@@ -191,6 +231,7 @@ struct BlockCase {
   }
 
   std::int64_t dim(int i) const { return i < 2 ? key_dim : value_dim; }
+  std::int64_t channels_of(int i) const { return own_heads[static_cast<std::size_t>(i)] * dim(i); }
   Step step() {
     return {.batch = kBatch,
             .heads = kHeads,
@@ -204,7 +245,7 @@ struct BlockCase {
   ShortConvStep conv(int i) {
     return {.conv = {.batch = kBatch,
                      .tokens = 1,
-                     .channels = kHeads * dim(i),
+                     .channels = channels_of(i),
                      .width = kWidth,
                      .sequences = kBatch,
                      .x = x[i].view(),
@@ -224,10 +265,16 @@ struct BlockCase {
   void run_parts() {
     Array heads[3], log_decay(DType::float32, {kBatch, 1, kHeads, 1}), beta = log_decay, alpha = log_decay, o = y;
     for (int i = 0; i < 3; ++i) {
-      heads[i] = Array(dtype, {kBatch, 1, kHeads, dim(i)});
+      const std::int64_t own = own_heads[static_cast<std::size_t>(i)];
+      Array convolved(dtype, {kBatch, 1, own, dim(i)});
       ShortConvStep one = conv(i);
-      one.y = heads[i].view();
+      one.y = convolved.view();
       reference::short_conv_step(one);
+      heads[i] = Array(dtype, {kBatch, 1, kHeads, dim(i)});
+      for (std::int64_t b = 0; b < kBatch; ++b)
+        for (std::int64_t head = 0; head < kHeads; ++head)
+          for (std::int64_t j = 0; j < dim(i); ++j)
+            heads[i].set(b, 0, head, j, convolved.at(b, 0, head / (kHeads / own), j));
     }
     for (std::int64_t b = 0; b < kBatch; ++b)
       for (std::int64_t head = 0; head < kHeads; ++head) {
@@ -252,19 +299,34 @@ struct BlockCase {
     reference::gated_rms_norm(last, y.view());
   }
 
-  void run_at_once() {
+  /// Threads to a head; 0: the kernel does not take it.
+  int run_at_once() {
     const Step all = step();
     const ShortConvStep convs[] = {conv(0), conv(1), conv(2)};
     const GatedRmsNorm last = norm();
-    ASSERT_TRUE(CudaWithThreads::step_block({.step = all,
-                                             .convs = convs,
-                                             .projected = projected.view(),
-                                             .bias = bias.data(),
-                                             .a_log = a_log.data(),
-                                             .norm = last,
-                                             .y = y.view()}));
+    const BlockStep block{.step = all,
+                          .convs = convs,
+                          .projected = projected.view(),
+                          .bias = bias.data(),
+                          .a_log = a_log.data(),
+                          .norm = last,
+                          .y = y.view()};
+    return CudaWithThreads::step_block(block);
   }
 };
+
+void expect_as_parts(const BlockCase& c, int threads) {
+  BlockCase want = c, got = c;
+  want.run_parts();
+  ASSERT_EQ(got.run_at_once(), threads);
+  const double rounding = c.dtype == DType::float32 ? 2e-5 : c.dtype == DType::float16 ? 2e-3 : 1e-2;
+  const double memory = c.dtype == DType::float32 ? 2e-6 : 1e-3;
+  expect_close(got.y, want.y, rounding, "y");
+  expect_close(got.h, want.h, memory, "h");
+  expect_close(got.u, want.u, memory, "u");
+  expect_close(got.certainty, want.certainty, 1e-3, "certainty");
+  for (int i = 0; i < 3; ++i) expect_close(got.kept[i], want.kept[i], 0, "a convolution's state");
+}
 
 TEST(StepOfABlock, IsConvolutionsGatesMemoryAndNormOneAfterTheOther) {
   const BlockCase cases[] = {{DType::float32, 128, 128},
@@ -273,21 +335,31 @@ TEST(StepOfABlock, IsConvolutionsGatesMemoryAndNormOneAfterTheOther) {
                              {DType::float16, 64, 128},
                              {DType::float32, 128, 64}};
   for (const BlockCase& c : cases) {
-    BlockCase want = c, got = c;
-    want.run_parts();
-    got.run_at_once();
-    const double rounding = c.dtype == DType::float32 ? 2e-5 : c.dtype == DType::float16 ? 2e-3 : 1e-2;
-    const double memory = c.dtype == DType::float32 ? 2e-6 : 1e-3;
-    expect_close(got.y, want.y, rounding, "y");
-    expect_close(got.h, want.h, memory, "h");
-    expect_close(got.u, want.u, memory, "u");
-    expect_close(got.certainty, want.certainty, 1e-3, "certainty");
-    for (int i = 0; i < 3; ++i) expect_close(got.kept[i], want.kept[i], 0, "a convolution's state");
+    expect_as_parts(c, kFew);
+    const Forced trial("GKA_TRIAL", "crowd_step");
+    expect_as_parts(c, kCrowd);
+  }
+}
+
+TEST(StepOfABlock, TakesHeadsThatShareAKeyWhereThatIsOnTrial) {
+  const BlockCase cases[] = {{DType::float32, 128, 128, {4, 2, 2}},
+                             {DType::bfloat16, 128, 128, {4, 1, 1}},
+                             {DType::bfloat16, 64, 64, {2, 2, 4}},
+                             {DType::float16, 64, 128, {4, 2, 1}},
+                             {DType::float32, 128, 64, {4, 4, 2}}};
+  for (const BlockCase& c : cases) {
+    EXPECT_EQ(BlockCase(c).run_at_once(), 0);
+    const Forced trial("GKA_TRIAL", "grouped_step");
+    expect_as_parts(c, kFew);
+  }
+  for (const BlockCase& c : cases) {
+    const Forced trial("GKA_TRIAL", "grouped_step,crowd_step");
+    expect_as_parts(c, kCrowd);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(, Steps, fast_backends_without_tensor_cores(), backend_name);
-INSTANTIATE_TEST_SUITE_P(Registers, Steps, testing::Values(kWithThreads), backend_name);
+INSTANTIATE_TEST_SUITE_P(Registers, Steps, testing::ValuesIn(kInRegisters), backend_name);
 
 }  // namespace
 }  // namespace gka::kernels::test

@@ -89,6 +89,12 @@ __device__ __forceinline__ void let_next_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+/// Lets at least so many cycles of the multiprocessor pass.
+__device__ __forceinline__ void pause(int cycles) {
+  const long long begin = clock64();
+  while (clock64() - begin < cycles) __nanosleep(100);
+}
+
 /// Brings the line of memory that has this address into the second-level cache, which all see alike.
 inline constexpr int kLineBytes = 128;
 __device__ __forceinline__ void ask_for(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

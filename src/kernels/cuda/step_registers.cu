@@ -1,33 +1,59 @@
-// One token for many sequences, a block of 256 threads per (sequence, head): Chebyshev with an adaptive ridge, D and V
-// of 64 or 128, float32 states. The work is to read and write H and U once, 0.54 GB for 256 sequences of 8 heads; the
-// 30 products with H are hidden behind that if they never touch memory.
+// One token for many sequences, a block of threads per (sequence, head): Chebyshev with an adaptive ridge, D and V of
+// 64 or 128, float32 states. The work is to read and write H and U once, 0.54 GB for 256 sequences of 8 heads; the 30
+// products with H are hidden behind that if they never touch memory.
 //
-// So H_t lives in registers, 64 numbers per thread for D = 128, from the update to the last iteration. A warp has D/8
-// rows; lane l has rows l/8, l/8 + 4, … of them and every eighth group of four columns. One product is then D/32
-// vectors of x from shared memory, D²/256 multiply-adds, and a sum over eight lanes in which each step halves the rows
-// a lane still carries: at its end a lane has one row, and that row's x, which it updates and puts up for the others.
-// One barrier per iteration. U comes in by asynchronous copies meanwhile, each thread's own part, so nobody waits for
-// others; two blocks fit on a multiprocessor, and one's loads run under the other's iterations.
+// So H_t lives in registers, 64 numbers per thread for D = 128 and 256 threads, from the update to the last iteration.
+// A warp has D/8 rows; lane l has rows l/8, l/8 + 4, … of them and every eighth group of four columns. One product is
+// then D/32 vectors of x from shared memory, D²/256 multiply-adds, and a sum over eight lanes in which each step halves
+// the rows a lane still carries: at its end a lane has one row, and that row's x, which it updates and puts up for the
+// others. One barrier per iteration. U comes in by asynchronous copies meanwhile, each thread's own part, so nobody
+// waits for others; two blocks fit on a multiprocessor, and one's loads run under the other's iterations.
+//
+// A crowd of heads has a shape of its own, on trial: half as many threads with twice as many rows each, three blocks to
+// a multiprocessor that begin one after the other, and only the upper half of H read.
 //
 // What a token brings and what becomes of the answer stands apart (Alone, InBlock): numbers from memory, or all that a
 // GKA block does between its projections, by the same device functions as the kernels of its parts.
 #include "kernels/cuda/step_registers.h"
 
+#include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/cuda/gated_rms_norm_vectors.cuh"
 #include "kernels/cuda/gates.cuh"
 #include "kernels/cuda/short_conv_vectors.cuh"
 #include "kernels/cuda/step_block.h"
 #include "kernels/cuda/thread_block.cuh"
+#include "kernels/cuda/trial.h"
 #include "kernels/schedule.h"
 #include "kernels/system_scale.h"
 
 namespace gka::kernels::cuda {
 namespace {
 
-inline constexpr int kBlock = 256;
-inline constexpr int kBlockWarps = kBlock / kLanes;
+/// A block takes a head, and a multiprocessor has kResident of them at once.
+struct Few {
+  static constexpr int kBlock = 256, kBlockWarps = kBlock / kLanes, kResident = 2;
+  static constexpr bool kNeighbours = false;  // the rows of a lane
+  using Omega = double;                       // behind the table's end
+};
+/// On trial. With fewer threads an iteration is quicker, for they read x from shared memory less often, and three
+/// blocks fit; of H only the upper half is read.
+struct Crowd {
+  static constexpr int kBlock = 128, kBlockWarps = kBlock / kLanes, kResident = 3;
+  static constexpr bool kNeighbours = true;
+  using Omega = float;  // a division of doubles takes registers that H needs
+  /// Cycles between the starts of the blocks of a multiprocessor, about 4 µs: what one needs to bring its state. From
+  /// then on one's loads run under another's iterations; begun together they would all load, then all iterate.
+  static constexpr int kApart = 7000;
+  /// A multiprocessor's shared memory, less the kilobyte that each block costs, in three parts.
+  static constexpr int kSharedBytes = (228 / kResident - 1) * 1024;
+
+  /// It pays where every multiprocessor has blocks enough to take turns.
+  static bool suits(std::int64_t heads, int multiprocessors) { return heads >= kResident * multiprocessors; }
+};
+
 inline constexpr int kTable = 64;
 
 /// s_i and m_i of the iterations, the same for all tokens; behind the table's end the recurrence goes on from omega.
@@ -52,8 +78,8 @@ Table table_of(double ridge) {
 
 /// The sum over the block, the same bits for every thread. `parts` has room for a number per warp and is free again
 /// after the next barrier.
-template <typename T>
-__device__ __forceinline__ T sum_block(T value, T* parts) {
+template <typename T, int kBlockWarps>
+__device__ __forceinline__ T sum_block(T value, T (&parts)[kBlockWarps]) {
   value = sum_lanes(value);
   if (lane() == 0) parts[warp()] = value;
   sync();
@@ -63,15 +89,47 @@ __device__ __forceinline__ T sum_block(T value, T* parts) {
   return total;
 }
 
+/// Where a crowd's H lies in shared memory on its way: the squares of 32 × 32 on and above the diagonal, one after the
+/// other. In rows 4n to 4n + 3 of a square a vector of four columns lies where its number differs by n in its bits, so
+/// that eight lanes that read a row, or four numbers each of a column, find them in different banks.
 template <int kDim>
+struct UpperHalf {
+  static constexpr int kSide = 32, kSquare = kSide * kSide, kAcross = kDim / kSide;
+  static constexpr int kSize = kAcross * (kAcross + 1) / 2 * kSquare;
+
+  __device__ static int square(int i, int j) { return (i * (2 * kAcross - i - 1) / 2 + j) * kSquare; }
+  /// Of a number in its square.
+  __device__ static int at(int row, int column) { return row * kSide + ((column ^ row) & ~3) + column % 4; }
+
+  template <typename Shape>
+  __device__ static void copy(const float* from, float* to) {
+    constexpr int kRowsAtOnce = Shape::kBlock / (kSide / 4);
+    const int row = thread() / (kSide / 4), column = thread() % (kSide / 4) * 4;
+#pragma unroll
+    for (int i = 0; i < kAcross; ++i) {
+#pragma unroll
+      for (int j = i; j < kAcross; ++j) {
+#pragma unroll
+        for (int r = row; r < kSide; r += kRowsAtOnce) {
+          copy_async(to + square(i, j) + at(r, column), from + (i * kSide + r) * kDim + j * kSide + column);
+        }
+      }
+    }
+  }
+};
+
+template <typename Shape, int kDim>
 struct Tile {
-  static constexpr int kRows = kDim / 32;     // of a lane
-  static constexpr int kVectors = kDim / 32;  // of four columns
-  static_assert(kRows == 2 || kRows == 4);
+  static constexpr int kOfWarp = kDim / Shape::kBlockWarps;  // rows
+  static constexpr int kRows = kOfWarp / 4;                  // of a lane
+  static constexpr int kVectors = kDim / 32;                 // of four columns
+  static_assert(kRows == 2 || kRows == 4 || kRows == 8);
 
   float h[kRows][kVectors][4];
 
-  __device__ static int row(int a) { return warp() * (kDim / kBlockWarps) + lane() / 8 + 4 * a; }
+  __device__ static int row(int a) {
+    return warp() * kOfWarp + lane() / 8 * (Shape::kNeighbours ? kRows : 1) + (Shape::kNeighbours ? 1 : 4) * a;
+  }
   __device__ static int column(int b) { return lane() % 8 * 4 + 32 * b; }
   /// The row whose sum `product` leaves with this lane, and whether it is the one of several that speaks for it.
   __device__ static int own_row() { return row(lane() % 8 / (8 / kRows)); }
@@ -85,6 +143,34 @@ struct Tile {
         const Vec<float> v = cuda::load(from + row(a) * kDim + column(b));
 #pragma unroll
         for (int c = 0; c < 4; ++c) h[a][b][c] = v.x[c];
+      }
+    }
+  }
+
+  /// What lies below the diagonal is read where it is mirrored, and turned by fours.
+  __device__ __forceinline__ void load_half(const float* half) {
+    using Half = UpperHalf<kDim>;
+    const int i = row(0) / Half::kSide, own = row(0) % Half::kSide, column = lane() % 8 * 4;
+#pragma unroll
+    for (int b = 0; b < kVectors; ++b) {
+      const bool below = b < i;
+      const float* from = half + (below ? Half::square(b, i) : Half::square(i, b));
+#pragma unroll
+      for (int a = 0; a < kRows; ++a) {
+        const Vec<float> v =
+            cuda::load(from + (below ? Half::at(column + a % 4, own + a / 4 * 4) : Half::at(own + a, column)));
+#pragma unroll
+        for (int c = 0; c < 4; ++c) h[a][b][c] = v.x[c];
+      }
+#pragma unroll
+      for (int a = 0; a < kRows; ++a) {
+#pragma unroll
+        for (int c = 0; c < a % 4; ++c) {
+          float &here = h[a][b][c], &there = h[a - a % 4 + c][b][a % 4];
+          const float kept = here;
+          here = below ? there : here;
+          there = below ? kept : there;
+        }
       }
     }
   }
@@ -152,31 +238,46 @@ struct Tile {
   }
 };
 
-template <int kDim, int kValues>
+template <typename Shape, int kDim, int kValues>
 struct Shared {
   float q[kDim], k[kDim], v[kValues];
   float x[2][kDim];
   float z[kDim];
-  float o[kBlock * 4];  // a vector per thread
-  float parts[kBlockWarps];
-  double wide_parts[kBlockWarps];
+  float o[Shape::kBlock * 4];  // a vector per thread
+  float parts[Shape::kBlockWarps];
+  double wide_parts[Shape::kBlockWarps];
 };
 
-/// U by vectors of four, thread t has vectors t, t + 256, …: always the same columns.
-template <int kDim, int kValues>
+/// U by vectors of four, thread t has vectors t, t + kBlock, …: always the same columns.
+template <typename Shape, int kDim, int kValues>
 struct ValueTile {
   static constexpr int kAcross = kValues / 4;
-  static constexpr int kCount = kDim * kAcross / kBlock;
-  static constexpr int kRowsAtOnce = kBlock / kAcross;
+  static constexpr int kCount = kDim * kAcross / Shape::kBlock;
+  static constexpr int kRowsAtOnce = Shape::kBlock / kAcross;
 
   __device__ static int row(int i) { return thread() / kAcross + i * kRowsAtOnce; }
   __device__ static int column() { return thread() % kAcross * 4; }
   __device__ static int at(int i) { return row(i) * kValues + column(); }
+
+  /// Asks for its vectors from kBegin on.
+  template <int kBegin, int kEnd>
+  __device__ static __forceinline__ void copy(const float* from, float* to) {
+#pragma unroll
+    for (int i = kBegin; i < kEnd; ++i) copy_async(to + at(i), from + at(i));
+  }
+  /// Brings what lies from vectors kBegin on as far as the second-level cache.
+  template <int kBegin>
+  __device__ static __forceinline__ void ask(const float* from) {
+    constexpr int kLine = kLineBytes / 4;
+    for (int i = kBegin * kRowsAtOnce * kValues + thread() * kLine; i < kDim * kValues; i += Shape::kBlock * kLine) {
+      ask_for(from + i);
+    }
+  }
 };
 
 /// ‖H‖_F. Squares in float32 serve unless they leave its range.
-template <int kDim, typename Room>
-__device__ __forceinline__ double norm_of(const Tile<kDim>& tile, Room& room) {
+template <typename Shape, int kDim, typename Room>
+__device__ __forceinline__ double norm_of(const Tile<Shape, kDim>& tile, Room& room) {
   const float squares = sum_block(tile.template squares<float>(), room.parts);
   if (squares > 1e-30f && squares < 1e30f) return sqrt(static_cast<double>(squares));
   return sqrt(sum_block(tile.template squares<double>(), room.wide_parts));
@@ -208,22 +309,26 @@ struct Alone {
     return {read_gate(s.log_decay, b, head, 0), read_gate(s.beta, b, head, 1), read_gate(s.alpha, b, head, 1)};
   }
 
-  template <int kDim, int kValues>
+  /// By threads of their own for v where there are as many.
+  template <typename Shape, int kDim, int kValues>
   __device__ static void token(const Call& s, std::int64_t b, std::int64_t, std::int64_t head, const Weight& weight,
-                               Shared<kDim, kValues>& room) {
+                               Shared<Shape, kDim, kValues>& room) {
+    static_assert(Shape::kBlock >= kDim && Shape::kBlock >= kValues);
+    constexpr bool kOwn = Shape::kBlock >= kDim + kValues;
     const int t = thread();
     if (t < kDim) {
       room.q[t] = read<float>(s.q, offset(s.q, b, 0, head) + t);
       room.k[t] = weight(read<float>(s.k, offset(s.k, b, 0, head) + t));
-    } else if (t - kDim < kValues) {
+    } else if (kOwn && t - kDim < kValues) {
       room.v[t - kDim] = weight(read<float>(s.v, offset(s.v, b, 0, head) + t - kDim));
     }
+    if (!kOwn && t < kValues) room.v[t] = weight(read<float>(s.v, offset(s.v, b, 0, head) + t));
   }
 
   /// From sums of `kParts` rows in room.o.
-  template <int kParts, int kDim, int kValues>
-  __device__ static void answer(const Call& s, std::int64_t b, std::int64_t head, const Shared<kDim, kValues>& room,
-                                float scale) {
+  template <int kParts, typename Shape, int kDim, int kValues>
+  __device__ static void answer(const Call& s, std::int64_t b, std::int64_t head,
+                                const Shared<Shape, kDim, kValues>& room, float scale) {
     const int t = thread();
     if (t >= kValues) return;
     float o = 0;
@@ -232,9 +337,18 @@ struct Alone {
   }
 };
 
+/// How many heads have q (k, v) in common. In 32 bits: a longer division takes registers that H needs.
+__host__ __device__ inline int sharing(const StepBlock& p, int which) {
+  const std::int64_t dim = which < 2 ? p.step.key_dim : p.step.value_dim;
+  return static_cast<int>(p.step.heads * dim) / static_cast<int>(p.convs[which].conv.channels);
+}
+
 /// The step of a block whose numbers have a type of their own. They are rounded to it where the kernels of the parts
 /// would write them, so both ways remember the same.
-template <DType kType>
+///
+/// kGrouped: what several heads share was convolved by a kernel before this one, for no head knows when the others have
+/// read the inputs that a convolution keeps.
+template <DType kType, bool kGrouped>
 struct InBlock {
   using Call = StepBlock;
 
@@ -248,15 +362,21 @@ struct InBlock {
   }
 
   /// A warp each for q, k and v.
-  template <int kDim, int kValues>
+  template <typename Shape, int kDim, int kValues>
   __device__ static void token(const Call& p, std::int64_t b, std::int64_t slot, std::int64_t head,
-                               const Weight& weight, Shared<kDim, kValues>& room) {
+                               const Weight& weight, Shared<Shape, kDim, kValues>& room) {
     const int which = warp();
     if (which > 2) return;
     const ShortConvStep& conv = p.convs[which];
     const int dim = which < 2 ? kDim : kValues, first = lane() * vectors::kOwn;
     const int head_lanes = conv.conv.l2_norm == L2Norm::none ? 0 : dim / vectors::kOwn;
-    auto y = vectors::convolve_token<kType>(conv, b, slot, head * dim + first, first < dim, head_lanes);
+    vectors::Quad y{};
+    if (const int shared = kGrouped ? sharing(p, which) : 1; shared > 1) {
+      const int own = static_cast<int>(head) / shared;
+      if (first < dim) y = read_vector<kType, vectors::kOwn>(conv.y.data, offset(conv.y, b, 0, 0) + own * dim + first);
+    } else {
+      y = vectors::convolve_token<kType>(conv, b, slot, head * dim + first, first < dim, head_lanes);
+    }
     if (first >= dim) return;
     y = rounded<kType>(y);
     float* to = which == 0 ? room.q : which == 1 ? room.k : room.v;
@@ -265,9 +385,9 @@ struct InBlock {
   }
 
   /// By one warp: four channels a lane.
-  template <int kParts, int kDim, int kValues>
-  __device__ static void answer(const Call& p, std::int64_t b, std::int64_t head, const Shared<kDim, kValues>& room,
-                                float scale) {
+  template <int kParts, typename Shape, int kDim, int kValues>
+  __device__ static void answer(const Call& p, std::int64_t b, std::int64_t head,
+                                const Shared<Shape, kDim, kValues>& room, float scale) {
     if (warp() > 0) return;
     constexpr int kOwn = 4, kRowLanes = kValues / kOwn;
     const int first = lane() * kOwn;
@@ -301,10 +421,10 @@ struct InBlock {
 
 /// U ← γU + βkvᵀ and parts of Uᵀz in one pass over U, of which `staged` has this thread's part; with σU and x̃, not U
 /// and σx̃: see recall.cuh.
-template <int kDim, int kValues>
-__device__ __forceinline__ void write_and_read_values(Shared<kDim, kValues>& room, const float* staged, float* u,
+template <typename Shape, int kDim, int kValues>
+__device__ __forceinline__ void write_and_read_values(Shared<Shape, kDim, kValues>& room, const float* staged, float* u,
                                                       float gamma, float sigma) {
-  using Values = ValueTile<kDim, kValues>;
+  using Values = ValueTile<Shape, kDim, kValues>;
   const int t = thread();
   wait_for_copies();
   const Vec<float> v = load(room.v + Values::column());
@@ -324,70 +444,116 @@ __device__ __forceinline__ void write_and_read_values(Shared<kDim, kValues>& roo
   sync();
 }
 
-template <int kDim, int kValues, typename Ends>
-__global__ void __launch_bounds__(kBlock, 2)
-    step_kernel(const __grid_constant__ typename Ends::Call call, const __grid_constant__ Table table) {
-  using Room = Shared<kDim, kValues>;
-  using Values = ValueTile<kDim, kValues>;
+/// What a block has in shared memory: its room, then U on its way; of a crowd H's upper half at the end, where the last
+/// of U will lie, which is asked for when H has left.
+template <typename Shape, int kDim, int kValues>
+struct Layout {
+  using Values = ValueTile<Shape, kDim, kValues>;
+  static constexpr bool kHalf = std::is_same_v<Shape, Crowd>;
+  static constexpr int kRoomBytes = (sizeof(Shared<Shape, kDim, kValues>) + 15) / 16 * 16;
+  static constexpr int kValueBytes = kDim * kValues * 4, kHalfBytes = UpperHalf<kDim>::kSize * 4;
+  static constexpr int kOnceBytes = Shape::kBlock * 16;  // that all threads ask for at once
+  /// How many of its vectors of U a thread asks for at first.
+  static constexpr int kAtFirst =
+      !kHalf ? Values::kCount : std::min(Values::kCount, (Crowd::kSharedBytes - kRoomBytes - kHalfBytes) / kOnceBytes);
+  static constexpr int kHalfAt = kHalf ? std::max(kValueBytes - kHalfBytes, kAtFirst* kOnceBytes) : 0;
+  static constexpr int kBytes = kRoomBytes + std::max(kValueBytes, kHalf ? kHalfAt + kHalfBytes : 0);
+  static_assert(!kHalf || kBytes <= Crowd::kSharedBytes);
+
+  __device__ static float* values() { return reinterpret_cast<float*>(shared_memory() + kRoomBytes); }
+  __device__ static float* half() { return reinterpret_cast<float*>(shared_memory() + kRoomBytes + kHalfAt); }
+};
+
+/// A crowd's blocks that share a multiprocessor begin one after the other. Multiprocessors are given a block each, then
+/// a second one, and those who come after begin where another has ended.
+template <typename Shape>
+__device__ __forceinline__ void take_turns(int multiprocessors) {
+  if constexpr (std::is_same_v<Shape, Crowd>) {
+    const std::int64_t turn = block() / multiprocessors;
+    if (turn > 0 && turn < Crowd::kResident) pause(static_cast<int>(turn) * Crowd::kApart);
+  }
+}
+
+template <typename Shape, int kDim, int kValues, typename Ends>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
+    step_kernel(const __grid_constant__ typename Ends::Call call, const __grid_constant__ Table table,
+                int multiprocessors) {
+  using Room = Shared<Shape, kDim, kValues>;
+  using Place = Layout<Shape, kDim, kValues>;
+  using Values = typename Place::Values;
+  using HTile = Tile<Shape, kDim>;
   Room& room = *reinterpret_cast<Room*>(shared_memory());
-  float* staged = reinterpret_cast<float*>(shared_memory() + (sizeof(Room) + 15) / 16 * 16);
+  float* staged = Place::values();
   const Step& s = Ends::step(call);
 
   wait_for_earlier();
+  take_turns<Shape>(multiprocessors);
   const std::int64_t b = block() / s.heads, head = block() % s.heads;
   const std::int64_t slot = s.state_indices != nullptr ? s.state_indices[b] : b, at = slot * s.heads + head;
   float* h = static_cast<float*>(s.h) + at * kDim * kDim;
   float* u = static_cast<float*>(s.u) + at * kDim * kValues;
-  Tile<kDim> tile;
-  tile.load(h);
-#pragma unroll
-  for (int i = 0; i < Values::kCount; ++i) copy_async(staged + Values::at(i), u + Values::at(i));
+  HTile tile;
+  if constexpr (Place::kHalf) {
+    UpperHalf<kDim>::template copy<Shape>(h, Place::half());
+    end_group();
+  } else {
+    tile.load(h);
+  }
+  Values::template copy<0, Place::kAtFirst>(u, staged);
+  if constexpr (Place::kHalf) {
+    end_group();
+    Values::template ask<Place::kAtFirst>(u);
+  }
 
   const OpenGates gates = Ends::gates(call, b, head);
   const float alpha = gates.alpha, gamma = exp(gates.log_decay);
-  Ends::template token<kDim, kValues>(call, b, slot, head, Weight(gates.beta), room);
+  Ends::token(call, b, slot, head, Weight(gates.beta), room);
   const int t = thread();
+  if constexpr (Place::kHalf) wait_for_groups_but<1>();
   sync();
 
+  if constexpr (Place::kHalf) tile.load_half(Place::half());
   tile.update(s.options.decay_keys ? gamma : 1.0f, room.k, h);
   const double f = norm_of(tile, room);
+  Values::template copy<Place::kAtFirst, Values::kCount>(u, staged);  // all have met in norm_of and have their H
   const double inverse = 1 / f;
   const bool solved = inverse > 0 && inverse <= static_cast<double>(std::numeric_limits<float>::max());
   const float sigma = solved ? static_cast<float>(inverse) : 1.0f, ridge = static_cast<float>(s.options.ridge);
 
-  const int row = Tile<kDim>::own_row();
+  const int row = HTile::own_row();
   const float q = room.q[row];
   float now = table.start * q, before = 0;
-  if (Tile<kDim>::speaks()) room.x[0][row] = now;
+  if (HTile::speaks()) room.x[0][row] = now;
   sync();
   const int iterations =
       !solved ? 0 : static_cast<int>(s.iterations != nullptr ? s.iterations[b] : s.options.iterations);
-  double omega = table.omega;
+  using Omega = typename Shape::Omega;
+  auto omega = static_cast<Omega>(table.omega);
   for (int i = 1; i <= iterations; ++i) {
     float step = 0, momentum = 0;
     if (i <= kTable) {
       step = table.s[i];
       momentum = table.m[i];
     } else {
-      omega = 4 / (4 - table.ratio * table.ratio * omega);
-      step = static_cast<float>(2 * omega / table.sum);
+      omega = 4 / (4 - static_cast<Omega>(table.ratio) * static_cast<Omega>(table.ratio) * omega);
+      step = static_cast<float>(2 * omega / static_cast<Omega>(table.sum));
       momentum = static_cast<float>(omega - 1);
     }
     const float hx = tile.product(room.x[(i - 1) & 1]);
     const float next = now + momentum * (now - before) - step * (sigma * hx + ridge * now - q);
     before = now;
     now = next;
-    if (Tile<kDim>::speaks()) room.x[i & 1][row] = now;
+    if (HTile::speaks()) room.x[i & 1][row] = now;
     sync();
   }
 
-  if (Tile<kDim>::speaks()) {
+  if (HTile::speaks()) {
     const float from_x = solved ? alpha : 0.0f;
     const float from_q = (1 - alpha) * (solved ? static_cast<float>(f) : 1.0f);
     room.z[row] = (from_x != 0 ? from_x * now : 0.0f) + (from_q != 0 ? from_q * q : 0.0f);
   }
   if (s.certainty != nullptr) {
-    const bool counts = Tile<kDim>::speaks();
+    const bool counts = HTile::speaks();
     const float dots = sum_block(counts && solved ? q * now : 0.0f, room.parts);
     sync();  // `parts` is read before it is written again
     const float squares = sum_block(counts ? q * q : 0.0f, room.parts);
@@ -396,16 +562,24 @@ __global__ void __launch_bounds__(kBlock, 2)
     }
   }
   sync();
-  write_and_read_values<kDim, kValues>(room, staged, u, gamma, sigma);
+  write_and_read_values(room, staged, u, gamma, sigma);
   const float scale = static_cast<float>(f != f ? f : s.options.scale);
-  Ends::template answer<Values::kRowsAtOnce, kDim, kValues>(call, b, head, room, scale);
+  Ends::template answer<Values::kRowsAtOnce>(call, b, head, room, scale);
 }
 
+template <typename Shape, int kDim, int kValues, typename Ends>
+void run_as(const Step& s, const typename Ends::Call& call, const Device& device, int multiprocessors) {
+  launch_early<Shape::kBlock>(step_kernel<Shape, kDim, kValues, Ends>, s.batch * s.heads,
+                              Layout<Shape, kDim, kValues>::kBytes, device.index, device.stream, call,
+                              table_of(s.options.ridge), multiprocessors);
+}
 template <int kDim, int kValues, typename Ends>
 void run_with(const Step& s, const typename Ends::Call& call, const Device& device) {
-  constexpr int kBytes = (sizeof(Shared<kDim, kValues>) + 15) / 16 * 16 + kDim * kValues * 4;
-  launch_early<kBlock>(step_kernel<kDim, kValues, Ends>, s.batch * s.heads, kBytes, device.index, device.stream, call,
-                       table_of(s.options.ridge));
+  const int count = on_trial(Trial::crowd_step) ? multiprocessors(device.index) : 0;
+  if (count > 0 && Crowd::suits(s.batch * s.heads, count)) {
+    return run_as<Crowd, kDim, kValues, Ends>(s, call, device, count);
+  }
+  run_as<Few, kDim, kValues, Ends>(s, call, device, count);
 }
 template <int kDim, int kValues>
 void run(const Step& s, const Device& device) {
@@ -413,8 +587,20 @@ void run(const Step& s, const Device& device) {
 }
 template <int kDim, int kValues>
 void run_block(const StepBlock& block, const Device& device) {
+  StepBlock call = block;
+  ShortConvStep before[3];
+  std::size_t count = 0;
+  for (int i = 0; i < 3; ++i) {
+    ShortConvStep& conv = call.convs[i];
+    if (sharing(block, i) == 1) continue;
+    const auto bytes = static_cast<std::size_t>(conv.conv.batch * conv.conv.channels * bytes_of(conv.conv.x.dtype));
+    conv.y = {.data = device.allocate(bytes), .dtype = conv.conv.x.dtype, .batch_stride = conv.conv.channels};
+    before[count++] = conv;
+  }
   with_vectors_of(block.convs[0].conv.x.dtype, [&](auto type) {
-    run_with<kDim, kValues, InBlock<decltype(type)::type>>(block.step, block, device);
+    if (count == 0) return run_with<kDim, kValues, InBlock<decltype(type)::type, false>>(call.step, call, device);
+    vectors::step({before, count}, device);
+    run_with<kDim, kValues, InBlock<decltype(type)::type, true>>(call.step, call, device);
   });
 }
 
@@ -457,10 +643,11 @@ bool takes_step_block(const StepBlock& block) {
     ShortConvStep conv = block.convs[i];
     conv.y = conv.conv.x;
     const std::int64_t dim = i < 2 ? s.key_dim : s.value_dim;
+    const std::int64_t channels = conv.conv.channels;
     const bool by_head = conv.conv.l2_norm == L2Norm::none || conv.conv.head_dim == dim;
-    if (conv.conv.x.dtype != dtype || conv.conv.channels != s.heads * dim || !by_head || !vectors::takes(conv)) {
-      return false;
-    }
+    const bool grouped = channels > 0 && channels % dim == 0 && s.heads * dim % channels == 0;
+    if (conv.conv.x.dtype != dtype || !grouped || !by_head || !vectors::takes(conv)) return false;
+    if (channels != s.heads * dim && !on_trial(Trial::grouped_step)) return false;
   }
   const bool gated = given(block.norm.gate);
   return block.norm.dim == s.value_dim && (!gated || block.norm.activation != Activation::none) &&

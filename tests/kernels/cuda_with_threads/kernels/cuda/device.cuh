@@ -47,6 +47,7 @@ struct Machine {
   static constexpr std::size_t kStackBytes = 64 * 1024;
 
   alignas(16) char shared[kSharedBytes];
+  int multiprocessors = 3;
   std::int64_t block = 0, blocks = 0;
   int thread = 0;
   ucontext_t round;
@@ -64,7 +65,7 @@ inline Machine machine;
 inline int thread() { return machine.thread; }
 inline std::int64_t block() { return machine.block; }
 inline std::int64_t blocks() { return machine.blocks; }
-inline int multiprocessors(int) { return 3; }
+inline int multiprocessors(int) { return machine.multiprocessors; }
 inline int lane() { return thread() % kLanes; }
 inline int warp() { return thread() / kLanes; }
 inline char* shared_memory() { return machine.shared; }
@@ -192,5 +193,8 @@ void launch(void (*kernel)(Parameters...), std::int64_t grid, int bytes, void* s
 }
 inline void wait_for_earlier() {}
 inline void let_next_start() {}
+inline void pause(int) {}
+inline constexpr int kLineBytes = 128;
+inline void ask_for(const void*) {}
 
 }  // namespace gka::kernels::cuda
