@@ -14,10 +14,12 @@ namespace gka::kernels::cuda {
 
 enum class Trial : std::uint8_t {
   int8_products,  // many_products.cu and int8_rows.cu: int8 weights times more than eight rows
+  grouped_heads,  // keys and values that heads share are read where they are, not copied for each head
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"int8_products", Trial::int8_products},
+    {"grouped_heads", Trial::grouped_heads},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.
