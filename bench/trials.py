@@ -142,10 +142,16 @@ def whole_sequences(
     shape: Shape,
     backward: bool = False,
     decay: tuple[float, float] = WEAK,
+    group: int = 1,
     **options: object,
 ) -> Callable[[Where], Ran]:
-    """The operator over whole sequences; its error with two of 512 tokens, o and with `backward` all gradients."""
+    """The operator over whole sequences; its error with two of 512 tokens, o and with `backward` all gradients. So many
+    heads share a key and a value."""
     options = {"iterations": ITERATIONS} | options
+
+    def case(*args: object) -> list[Tensor]:
+        q, k, v, *gates = inputs(*args, decay, shape)
+        return [q, k[:, :, ::group].contiguous(), v[:, :, ::group].contiguous(), *gates]
 
     def results(call: list[Tensor]) -> list[Tensor]:
         needed = leaves(call) if backward else call
@@ -154,11 +160,11 @@ def whole_sequences(
         return [o.detach(), *(torch.autograd.grad(o, needed, d_o) if backward else [])]
 
     def run(where: Where) -> Ran:
-        checked = inputs(2, where.size(512, 80), 0, where.device, decay, shape)
+        checked = case(2, where.size(512, 80), 0, where.device)
         got = [t.cpu() for t in results(checked)]
         exact = results([t.cpu().double() for t in checked])
         error = max(relative_error(a, b) for a, b in zip(got, exact, strict=True))
-        sets = [inputs(batch, where.size(tokens, 80), s, where.device, decay, shape) for s in range(where.size(3, 1))]
+        sets = [case(batch, where.size(tokens, 80), s, where.device) for s in range(where.size(3, 1))]
         bits = torch.cat([t.float().flatten() for t in got])
         works = [lambda call=call: results(call) for call in sets]
         return Ran(error, bits, microseconds(works, where, captured=False))
@@ -229,6 +235,8 @@ def scores(prompt_tokens: int, weights: str) -> Callable[[Where], Ran]:
 
 # Errors of a step with bfloat16 inputs: o rounded to bfloat16 is 1.7e-3 off by itself.
 STEP, LOGPROBS = 5e-3, 0.05
+# Of whole sequences: docs/kernels.md.
+FORWARD, GRADIENTS = 5e-3, 1e-2
 
 WORKS = (
     Work("crowd_step", "one token, B256, 32 heads", STEP, step(256, 32)),
@@ -244,6 +252,11 @@ WORKS = (
     Work("grouped_step", "2 key heads of 8, 64 sequences", LOGPROBS, decoded(64, key_heads=2)),
     Work("grouped_step", "engine, 8B hybrid, 1 sequence", None, engine("8b/hybrid", 1)),
     Work("grouped_step", "engine, 8B hybrid, 16 sequences", None, engine("8b/hybrid", 16)),
+    Work("grouped_heads", "2 key heads of 8, B4 T4096", FORWARD, whole_sequences(4, 4096, Shape(), group=4)),
+    Work("grouped_heads", "the same with gradients", GRADIENTS, whole_sequences(4, 4096, Shape(), True, group=4)),
+    Work(
+        "grouped_heads", "7 heads to a key, D64", GRADIENTS, whole_sequences(4, 4096, Shape(14, 64, 64), True, group=7)
+    ),
     Work("int8_products", "scores of 16 tokens in int8", LOGPROBS, scores(16, "int8")),
     Work("int8_products", "scores of 512 tokens in int8", LOGPROBS, scores(512, "int8")),
     Work("int8_products", "engine, 440M in int8, 16 sequences", None, engine("440m/gka", 16, "--weights", "int8")),

@@ -11,7 +11,8 @@
 //                                           o_t = scale · U_tᵀ (q_t + α_t (x_t − q_t))
 //
 // Shapes: q, k [B,T,H,D]; v [B,T,H,V]; log_decay (≤ 0), beta (≥ 0), alpha [B,T,H]; D and V from 1 to 256. A gate that
-// is an undefined tensor is left out: log_decay 0, beta 1, alpha 1.
+// is an undefined tensor is left out: log_decay 0, beta 1, alpha 1. k and v may each have fewer heads, of a number that
+// divides H: neighbouring heads of q then share one.
 //
 // Types: q, k, v share one of float64, float32, bfloat16, float16; each gate has that type or float32 (float64 beside
 // float64). States are float32, or float64 for float64 inputs. Each gradient has its own input's type.

@@ -92,6 +92,9 @@ struct Options {
 /// never decreasing) batch is 1 and sequence n is the tokens cu_seqlens[n] … cu_seqlens[n+1] − 1; without it sequence
 /// n is batch row n and `sequences == batch`.
 ///
+/// Neighbouring heads may share keys or values: head i reads head i / key_group of k and i / value_group of v. Gates,
+/// and with them states, are each head's own. The gradients of k and v lie as k and v do, summed over who shares them.
+///
 /// States are contiguous [sequences, heads, key_dim, key_dim or value_dim] in the accumulation type: float64 for
 /// float64 inputs, float32 otherwise. h0 counts as its symmetric part.
 struct Problem {
@@ -101,6 +104,8 @@ struct Problem {
   std::int64_t key_dim = 0;
   std::int64_t value_dim = 0;
   std::int64_t sequences = 0;
+  std::int64_t key_group = 1;    // divides heads
+  std::int64_t value_group = 1;  // divides heads
   const std::int64_t* cu_seqlens = nullptr;
 
   View q{};
@@ -169,12 +174,15 @@ struct Gradients {
 };
 
 /// One token for each of `batch` sequences; their states are read and written in place. View::token_stride is unused.
-/// Sequence b uses slot state_indices[b] of the pool (b without indices; indices are distinct).
+/// Sequence b uses slot state_indices[b] of the pool (b without indices; indices are distinct). Heads share keys and
+/// values as in a Problem.
 struct Step {
   std::int64_t batch = 0;
   std::int64_t heads = 0;
   std::int64_t key_dim = 0;
   std::int64_t value_dim = 0;
+  std::int64_t key_group = 1;
+  std::int64_t value_group = 1;
 
   View q{}, k{}, v{}, log_decay{}, beta{}, alpha{};
   View o{};

@@ -47,8 +47,9 @@ def gated_kalmanet(
     Args:
         q: queries [B, T, H, D], D from 1 to 256: float64, float32, bfloat16 or float16. Unit norm is usual, not
             required.
-        k: keys, as q.
-        v: values [B, T, H, V], V from 1 to 256, the type of q.
+        k: keys, as q, or with fewer heads whose number divides H: each is then shared by that many neighbouring heads
+            of q, and nothing is copied (on a GPU it is: docs/kernels.md).
+        v: values [B, T, H, V], V from 1 to 256, the type of q; or with fewer heads likewise.
         log_decay: log γ ≤ 0 [B, T, H], the type of q or float32; -inf forgets everything before the token. Left out:
             0, no forgetting.
         beta: how strongly each token is written, ≥ 0 [B, T, H]. Left out: 1.

@@ -278,11 +278,17 @@ class GatedKalmaNet(Mixer):
         return self._output(o, x)
 
     def _shape(self, heads: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys of unit length (where a convolution has not seen to it), and as many heads of each."""
+        """Queries and keys of unit length (where a convolution has not seen to it), and as many heads of each as the
+        operators want: they read keys and values that heads share where they are."""
         q, k, v = heads
         q = parts.unit(q, "divide") if self.q_conv1d is None else q
         k = parts.unit(k, "divide") if self.k_conv1d is None and self._unit_keys else k
-        q, k, v = (parts.expand_heads(self, name, y, self.heads) for name, y in (("q", q), ("k", k), ("v", v)))
+        q = parts.expand_heads(self, "q", q, self.heads)
+        share = not self.config.sketch_dim and self.context is None
+        k, v = (
+            y if share and not hasattr(self, f"proj_{name}") else parts.expand_heads(self, name, y, self.heads)
+            for name, y in (("k", k), ("v", v))
+        )
         return q, k if self._unit_keys else parts.unit(k, "divide"), v
 
     def _past(self, k: Tensor, v: Tensor, gates: dict[str, Tensor | None]) -> dict[str, Tensor | None]:

@@ -11,6 +11,21 @@ constexpr std::int64_t offset(const View& view, std::int64_t batch, std::int64_t
   return batch * view.batch_stride + token * view.token_stride + head * view.head_stride;
 }
 
+/// The head that `head` reads of an array that groups of heads share. In 32 bits, and not at all where nothing is
+/// shared: divisions take a GPU long.
+constexpr std::int64_t shared_head(std::int64_t head, std::int64_t group) {
+  return group == 1 ? head : static_cast<std::int32_t>(head) / static_cast<std::int32_t>(group);
+}
+/// Of k, and of v, of a Problem or a Step.
+template <typename Call>
+constexpr std::int64_t key_head(const Call& call, std::int64_t head) {
+  return shared_head(head, call.key_group);
+}
+template <typename Call>
+constexpr std::int64_t value_head(const Call& call, std::int64_t head) {
+  return shared_head(head, call.value_group);
+}
+
 /// [batch, tokens, heads, channels] of T (float or double), contiguous.
 template <typename T>
 constexpr View contiguous_view(const Problem& p, void* data, std::int64_t channels) {

@@ -121,9 +121,9 @@ class Gka final : public Mixer {
     }
     auto parts = project_heads(x, {&query_, &key_, &value_}, others, call);
     auto q = parts.heads[0], k = parts.heads[1];
-    const auto v = expand_v_.forward(parts.heads[2]);
+    const auto v = for_heads(expand_v_, parts.heads[2]);
     q = repeat_heads(q, sizes_.heads);
-    k = expand_k_.forward(k);
+    k = for_heads(expand_k_, k);
     // Heads that are not mere copies have their length only now.
     if (!expand_k_.copies()) k = unit_norm(k, L2Norm::divide);
     auto o = answer(q, k, v, gate_weights.defined() ? gates(parts.others.back()) : Gates{}, call);
@@ -133,6 +133,12 @@ class Gka final : public Mixer {
   }
 
  private:
+  /// The operator reads heads that others share where they are; the sketch and the memory without a solve want copies.
+  at::Tensor for_heads(const HeadExpansion& expand, const at::Tensor& x) const {
+    const bool shares = config_.num_iter > 0 && !sketch_.defined() && expand.copies();
+    return shares ? x : expand.forward(x);
+  }
+
   std::int64_t gate_count() const {
     return std::int64_t{config_.use_forgetting_gate} + config_.use_beta_gate + config_.use_alpha_connection;
   }

@@ -29,11 +29,13 @@ std::string sentence(const Parts&... parts) {
   return text.str();
 }
 
+constexpr char kSharedHeads = 'h';
+
 // What types an argument takes.
 enum class Type { data, like_anchor, gate, state, floating, index, int32, float64 };
 
 /// One tensor argument. Each letter of `shape` is a size, and means the same in every rule of a call: the first tensor
-/// that has it sets it.
+/// that has it sets it. h is H or a divisor of it: heads that several of q's share.
 template <typename Call>
 struct Rule {
   std::string_view name;  // as the user knows it
@@ -46,8 +48,8 @@ struct Rule {
 
 constexpr Rule<MemoryCall> kCallRules[] = {
     {"q", &MemoryCall::q, "BTHD", Type::data, true},
-    {"k", &MemoryCall::k, "BTHD", Type::like_anchor, true},
-    {"v", &MemoryCall::v, "BTHV", Type::like_anchor},
+    {"k", &MemoryCall::k, "BThD", Type::like_anchor, true},
+    {"v", &MemoryCall::v, "BThV", Type::like_anchor},
     {"log_decay", &MemoryCall::log_decay, "BTH", Type::gate},
     {"beta", &MemoryCall::beta, "BTH", Type::gate},
     {"alpha", &MemoryCall::alpha, "BTH", Type::gate},
@@ -89,8 +91,8 @@ constexpr Rule<ConvCall> kConvStepRules[] = {
 
 constexpr Rule<MemoryCall> kStepRules[] = {
     {"q", &MemoryCall::q, "BHD", Type::data, true},
-    {"k", &MemoryCall::k, "BHD", Type::like_anchor, true},
-    {"v", &MemoryCall::v, "BHV", Type::like_anchor, true},
+    {"k", &MemoryCall::k, "BhD", Type::like_anchor, true},
+    {"v", &MemoryCall::v, "BhV", Type::like_anchor, true},
     {"log_decay", &MemoryCall::log_decay, "BH", Type::gate},
     {"beta", &MemoryCall::beta, "BH", Type::gate},
     {"alpha", &MemoryCall::alpha, "BH", Type::gate},
@@ -143,9 +145,11 @@ std::string join(const std::vector<std::string>& parts, std::string_view last_se
   return text;
 }
 
+constexpr char capital(char letter) { return letter == kSharedHeads ? 'H' : letter; }
+
 std::string spelled(std::string_view shape) {
   std::vector<std::string> letters;
-  for (const char letter : shape) letters.emplace_back(1, letter);
+  for (const char letter : shape) letters.emplace_back(1, capital(letter));
   return "[" + join(letters, ", ") + "]";
 }
 
@@ -219,20 +223,32 @@ class Checker {
     const auto got = tensor.sym_sizes();
     bool same = got.size() == shape.size();
     for (std::size_t i = 0; same && i < got.size(); ++i) {
+      if (shape[i] == kSharedHeads) continue;
       auto& known = place(shape[i]);
       if (!known) known = got[i];
       same = !surely(known->sym_ne(got[i]));
     }
-    if (same) return;
+    if (same) {
+      const auto at = shape.find(kSharedHeads);
+      return at != std::string_view::npos ? check_shared_heads(name, got[at]) : void();
+    }
     fail_value(sentence(op_, ": ", name, " takes shape ", spelled(shape), filled_in(shape), ", got ", spelled(got)));
+  }
+
+  void check_shared_heads(std::string_view name, const c10::SymInt& got) const {
+    const auto heads = size('H');
+    if (!surely(got.sym_ne(heads))) return;
+    if (!surely(got.sym_lt(1)) && !surely((heads % got).sym_ne(0))) return;
+    fail_value(sentence(op_, ": ", name, " takes as many heads as ", anchor_name_, ", ", heads,
+                        ", or a divisor of them, got ", got));
   }
 
   /// " = [2, 5, 3, 16]" where the sizes are known.
   std::string filled_in(std::string_view shape) const {
     std::vector<c10::SymInt> sizes;
     for (const char letter : shape) {
-      if (!place(letter)) return "";
-      sizes.push_back(*place(letter));
+      if (!place(capital(letter))) return "";
+      sizes.push_back(*place(capital(letter)));
     }
     return " = " + spelled(c10::SymIntArrayRef(sizes));
   }

@@ -140,7 +140,8 @@ std::string describe(const CaseSpec& spec) {
   const auto flag = [&](const char* name, bool value) { text << ", ." << name << " = " << (value ? "true" : "false"); };
   text << "CaseSpec{.dtype = DType::" << look_up(kDTypeNames, spec.dtype) << ", .batch = " << spec.batch
        << ", .tokens = " << spec.tokens << ", .heads = " << spec.heads << ", .key_dim = " << spec.key_dim
-       << ", .value_dim = " << spec.value_dim;
+       << ", .value_dim = " << spec.value_dim << ", .key_group = " << spec.key_group
+       << ", .value_group = " << spec.value_group;
   if (!spec.lengths.empty()) {
     text << ", .lengths = {";
     for (std::size_t n = 0; n < spec.lengths.size(); ++n) text << (n ? ", " : "") << spec.lengths[n];
@@ -241,6 +242,8 @@ CaseSpec random_spec(std::uint64_t seed) {
   options.chunk = random.pick<std::int64_t>({0, 0, 1, 7, 16, 64});
   spec.ridge_diagonal = options.ridge_mode == RidgeMode::constant && random.chance(0.5) &&
                         (options.solver == Solver::conjugate_gradient || options.solver == Solver::exact);
+  if (random.chance(0.25)) spec.key_group = spec.heads;
+  if (random.chance(0.25)) spec.value_group = spec.heads;
   return spec;
 }
 
@@ -391,8 +394,8 @@ Case::Case(CaseSpec spec) : spec_(std::move(spec)) {
 
   Random random(s.seed);
   const auto normal = [&] { return random.normal(); };
-  const auto tokens = [&](std::int64_t channels) {
-    return Array(s.dtype, {s.batch, s.tokens, s.heads, channels}, s.layout);
+  const auto tokens = [&](std::int64_t channels, std::int64_t group = 1) {
+    return Array(s.dtype, {s.batch, s.tokens, s.heads / group, channels}, s.layout);
   };
   const auto gate = [&](bool present, auto draw) {
     if (!present) return Array();
@@ -402,8 +405,8 @@ Case::Case(CaseSpec spec) : spec_(std::move(spec)) {
   };
 
   fill_unit_vectors(q = tokens(s.key_dim), s.keys, random);
-  fill_unit_vectors(k = tokens(s.key_dim), s.keys, random);
-  if (values) fill(v = tokens(s.value_dim), normal);
+  fill_unit_vectors(k = tokens(s.key_dim, s.key_group), s.keys, random);
+  if (values) fill(v = tokens(s.value_dim, s.value_group), normal);
   log_decay = gate(s.log_decay, [&] {
     if (random.chance(s.forget)) return -kInfinity;
     return random.chance(s.keep) ? 0.0 : -random.log_uniform(s.weakest_decay, s.strongest_decay);
@@ -430,6 +433,8 @@ Case::Case(CaseSpec spec) : spec_(std::move(spec)) {
               .key_dim = s.key_dim,
               .value_dim = values ? s.value_dim : 0,
               .sequences = sequences,
+              .key_group = s.key_group,
+              .value_group = s.value_group,
               .cu_seqlens = cu_seqlens.empty() ? nullptr : cu_seqlens.data(),
               .q = q.view(),
               .k = k.view(),
@@ -537,6 +542,8 @@ Step step_at(const Problem& problem, std::int64_t token, const View& o, void* h,
           .heads = problem.heads,
           .key_dim = problem.key_dim,
           .value_dim = problem.value_dim,
+          .key_group = problem.key_group,
+          .value_group = problem.value_group,
           .q = at_token(problem.q),
           .k = at_token(problem.k),
           .v = at_token(problem.v),

@@ -36,6 +36,8 @@ struct CaseSpec {
   std::int64_t heads = 2;
   std::int64_t key_dim = 8;
   std::int64_t value_dim = 6;
+  std::int64_t key_group = 1;  // heads that share a key, and a value
+  std::int64_t value_group = 1;
   std::vector<std::int64_t> lengths{};  // if any: packed sequences of these lengths (0 allowed); set batch and tokens
 
   bool log_decay = true;  // which optional arrays exist

@@ -5,6 +5,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "kernels/cpu_support.h"
 
@@ -46,6 +47,23 @@ TEST_P(CpuKernels, GiveTheSameBitsWhateverTheNumberOfThreads) {
     const Case c(spec);
     const Results one = run(c, thread_executor(1));
     for (const int threads : {2, 3, 8}) {
+      const Results many = run(c, thread_executor(threads));
+      expect_close(many.outputs, one.outputs, 0.0, std::to_string(threads) + " threads");
+      expect_close(many.gradients, one.gradients, 0.0, std::to_string(threads) + " threads");
+    }
+  }
+}
+
+TEST_P(CpuKernels, SumWhatHeadsShareToTheSameBitsWhateverTheNumberOfThreads) {
+  CaseSpec spec{.dtype = DType::bfloat16, .batch = 3, .tokens = 300, .heads = 6, .key_dim = 24, .value_dim = 20};
+  spec.h0 = spec.u0 = spec.d_h = spec.d_u = true;
+  spec.options.iterations = 8;
+  for (const auto& [keys, values] : {std::pair{2, 2}, std::pair{3, 1}, std::pair{2, 3}}) {
+    spec.key_group = keys;
+    spec.value_group = values;
+    const Case c(spec);
+    const Results one = run(c, thread_executor(1));
+    for (const int threads : {2, 5}) {
       const Results many = run(c, thread_executor(threads));
       expect_close(many.outputs, one.outputs, 0.0, std::to_string(threads) + " threads");
       expect_close(many.gradients, one.gradients, 0.0, std::to_string(threads) + " threads");

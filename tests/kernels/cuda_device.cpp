@@ -28,8 +28,8 @@ class Mirror {
     problem_ = p;
     state_bytes_ = bytes_of(state_dtype(p));
     problem_.q = in(p.q, p.key_dim);
-    problem_.k = in(p.k, p.key_dim);
-    problem_.v = in(p.v, p.value_dim);
+    problem_.k = in(p.k, p.key_dim, p.key_group);
+    problem_.v = in(p.v, p.value_dim, p.value_group);
     problem_.log_decay = in(p.log_decay, 1);
     problem_.beta = in(p.beta, 1);
     problem_.alpha = in(p.alpha, 1);
@@ -78,12 +78,12 @@ class Mirror {
     if (device != nullptr) results_.push_back({host, device, static_cast<std::size_t>(bytes)});
     return device;
   }
-  View in(View view, std::int64_t channels) {
-    view.data = in(view.data, extent(view, channels));
+  View in(View view, std::int64_t channels, std::int64_t group = 1) {
+    view.data = in(view.data, extent(view, channels, group));
     return view;
   }
-  View both(View view, std::int64_t channels) {
-    view.data = both(view.data, extent(view, channels));
+  View both(View view, std::int64_t channels, std::int64_t group = 1) {
+    view.data = both(view.data, extent(view, channels, group));
     return view;
   }
 
@@ -103,10 +103,10 @@ class Mirror {
     std::size_t bytes;
   };
 
-  std::int64_t extent(const View& v, std::int64_t channels) const {
+  std::int64_t extent(const View& v, std::int64_t channels, std::int64_t group) const {
     if (per_token() == 0) return 0;
     const std::int64_t last =
-        (batch_ - 1) * v.batch_stride + (tokens_ - 1) * v.token_stride + (heads_ - 1) * v.head_stride;
+        (batch_ - 1) * v.batch_stride + (tokens_ - 1) * v.token_stride + (heads_ / group - 1) * v.head_stride;
     return (last + channels) * bytes_of(v.dtype);
   }
 
@@ -192,8 +192,8 @@ void CudaDevice::backward(const Problem& p, const Saved& saved, const Gradients&
                       .d_h = m.in(host.d_h, m.h_bytes()),
                       .d_u = m.in(host.d_u, m.u_bytes()),
                       .d_q = m.both(host.d_q, p.key_dim),
-                      .d_k = m.both(host.d_k, p.key_dim),
-                      .d_v = m.both(host.d_v, p.value_dim),
+                      .d_k = m.both(host.d_k, p.key_dim, p.key_group),
+                      .d_v = m.both(host.d_v, p.value_dim, p.value_group),
                       .d_log_decay = m.both(host.d_log_decay, 1),
                       .d_beta = m.both(host.d_beta, 1),
                       .d_alpha = m.both(host.d_alpha, 1),
@@ -214,8 +214,8 @@ void CudaDevice::step(const Step& s) {
                      rows = slots * s.heads * s.key_dim * state_bytes;
   Step on_device = s;
   on_device.q = m.in(s.q, s.key_dim);
-  on_device.k = m.in(s.k, s.key_dim);
-  on_device.v = m.in(s.v, s.value_dim);
+  on_device.k = m.in(s.k, s.key_dim, s.key_group);
+  on_device.v = m.in(s.v, s.value_dim, s.value_group);
   on_device.log_decay = m.in(s.log_decay, 1);
   on_device.beta = m.in(s.beta, 1);
   on_device.alpha = m.in(s.alpha, 1);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #define cuda cuda_on_host
+#include "kernels/cuda/group_sums.cuh"
 #include "kernels/cuda/hopper/bwd_passes.cuh"
 #undef cuda
 
@@ -27,18 +28,20 @@ using cuda_on_host::Segment;
 using cuda_on_host::hopper::kChunk;
 using cuda_on_host::hopper::SystemLayout;
 
-/// H (or U) in the middle of a segment from that at its start, of rows of `columns` numbers; `right` is k (or v).
-void advance(const Problem& p, const View& right, std::int64_t columns, const Segment& segment, std::int64_t head,
-             std::vector<double>& state) {
+/// H (or U) in the middle of a segment from that at its start, of rows of `columns` numbers; `right` is k (or v), that
+/// of head `right_head`.
+void advance(const Problem& p, const View& right, std::int64_t right_head, std::int64_t columns, const Segment& segment,
+             std::int64_t head, std::vector<double>& state) {
   for (std::int64_t t = segment.begin; t < segment.begin + std::min<std::int64_t>(segment.length, 64); ++t) {
-    const auto read = [&](const View& view, std::int64_t i) {
-      const std::int64_t at = segment.batch * view.batch_stride + t * view.token_stride + head * view.head_stride + i;
-      return cuda_on_host::read<double>(view, at);
+    const auto read = [&](const View& view, std::int64_t of, std::int64_t i) {
+      return cuda_on_host::read<double>(view, offset(view, segment.batch, t, of) + i);
     };
-    const double gamma = p.log_decay ? std::exp(read(p.log_decay, 0)) : 1, beta = p.beta ? read(p.beta, 0) : 1;
+    const double gamma = p.log_decay ? std::exp(read(p.log_decay, head, 0)) : 1;
+    const double beta = p.beta ? read(p.beta, head, 0) : 1;
     for (std::int64_t i = 0; i < p.key_dim * columns; ++i) {
       double& x = state[static_cast<std::size_t>(i)];
-      x = (gamma == 0 ? 0 : gamma * x) + beta * read(p.k, i / columns) * read(right, i % columns);
+      x = (gamma == 0 ? 0 : gamma * x) +
+          beta * read(p.k, key_head(p, head), i / columns) * read(right, right_head, i % columns);
     }
   }
 }
@@ -51,8 +54,8 @@ bwd::Place place_of_task(const Problem& p, const cuda_on_host::Plan& plan, std::
 /// States at the start of every half segment, from those of segments, as the forward pass's walk leaves them: divided
 /// by their norms, in float16, swizzled.
 template <int D>
-bwd::GivenStates<D> state_tiles(const Problem& p, const float* saved, const View& right, std::int64_t columns,
-                                const Plan& plan, const Device& device) {
+bwd::GivenStates<D> state_tiles(const Problem& p, const float* saved, const View& right, std::int64_t group,
+                                std::int64_t columns, const Plan& plan, const Device& device) {
   const std::int64_t tiles = 2 * plan.count(p) * p.heads, numbers = p.key_dim * columns, size = D * D;
   const std::int64_t room = 2 * cuda_on_host::segments_of(p) * p.heads;  // kernels ask for it before they know theirs
   auto* const parts = cuda_on_host::allocate<std::uint16_t>(device, room * size);
@@ -62,7 +65,7 @@ bwd::GivenStates<D> state_tiles(const Problem& p, const float* saved, const View
     const std::int64_t slot = task / p.heads, head = task % p.heads;
     const float* start = saved + (slot / 2 * p.heads + head) * numbers;
     std::vector<double> state(start, start + numbers);
-    if (slot % 2 == 1) advance(p, right, columns, plan.segments[slot / 2], head, state);
+    if (slot % 2 == 1) advance(p, right, head / group, columns, plan.segments[slot / 2], head, state);
     double square = 0;
     for (const double x : state) square += x * x;
     norms[task] = static_cast<float>(std::sqrt(square));
@@ -117,8 +120,8 @@ void run_passes_of(const Problem& p, const Saved& saved, const Gradients& out) {
   with_scratch<Device>([&](const Device& device) {
     const Plan plan = cuda_on_host::start_plan(p, device);
     bwd::Scratch<D> given{};
-    given.h = state_tiles<D>(p, static_cast<const float*>(saved.h), p.k, p.key_dim, plan, device);
-    given.u = state_tiles<D>(p, static_cast<const float*>(saved.u), p.v, p.value_dim, plan, device);
+    given.h = state_tiles<D>(p, static_cast<const float*>(saved.h), p.k, p.key_group, p.key_dim, plan, device);
+    given.u = state_tiles<D>(p, static_cast<const float*>(saved.u), p.v, p.value_group, p.value_dim, plan, device);
     given.solve = {.pace = 1, .headroom = 1, .least_spread = 0, .float32 = kWide};
     const auto solve_plainly = [&](const bwd::Scratch<D>& scratch) {
       if (!kWide) take_right_sides<D>(p, plan, scratch);
@@ -226,6 +229,32 @@ TEST(HopperBackwardPasses, TakeARidgeAsConstantAndNoGates) {
     s.options.ridge_gradient = false;
     s.key_dim = s.value_dim = 32;
   }));
+}
+
+TEST(HopperBackwardPasses, ReadWhatHeadsShareAndLeaveGradientsOfEveryHeadToSum) {
+  const CaseSpec spec = spec_with([](CaseSpec& s) {
+    s.tokens = 150;
+    s.heads = 4;
+    s.key_group = 2;
+    s.value_group = 4;
+    s.key_dim = s.value_dim = 32;
+  });
+  const Case c(spec);
+  const Problem& p = c.problem();
+  const OwnedOutputs kept = c.outputs();
+  CudaOnHost::forward(p, kept.pointers());
+  const OwnedGradients want = c.gradients(DType::float64), got = c.gradients(DType::float32);
+  reference::backward(p, want.pointers());
+  const Array d_k(DType::float32, {1, spec.tokens, 4, 32}), d_v(DType::float32, {1, spec.tokens, 4, 32});
+  Gradients by_head = got.pointers();
+  by_head.d_k = d_k.view();
+  by_head.d_v = d_v.view();
+  run_passes<DType::bfloat16>(p, kept.pointers().saved, by_head);
+  with_scratch<Device>([&](const Device& device) {
+    cuda_on_host::start_group_sums<float>(p, by_head.d_k, 32, p.key_group, got.d_k.view(), device);
+    cuda_on_host::start_group_sums<float>(p, by_head.d_v, 32, p.value_group, got.d_v.view(), device);
+  });
+  expect_close(got, want, 3e-3, c.describe());
 }
 
 /// A case of 150 tokens and one head with γ = 0 at two of them.

@@ -79,6 +79,14 @@ def test_16_bit_types_give_the_answer_of_the_cpu(path, dtype, tokens, key_dim, v
     assert_close(run(on_gpu(case)), run(case), tolerance)
 
 
+@pytest.mark.parametrize("trial", ["", "grouped_heads"])
+def test_heads_that_share_keys_and_values_give_the_answer_of_the_cpu(monkeypatch, path, trial):
+    monkeypatch.setenv("GKA_TRIAL", trial)
+    case = make(2, 300, 6, 64, 64, dtype=torch.bfloat16, gate_dtype=torch.float32, states=2)
+    case |= {"k": case["k"][:, :, ::3].contiguous(), "v": case["v"][:, :, ::2].contiguous()}
+    assert_close(run(on_gpu(case)), run(case), 1e-2)
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_short_prompts_give_the_answer_of_the_cpu(path, tokens):
     # Of a first token the decay fades nothing, and its gradient is 0: nothing to compare with. Nor does its o = Uᵀx

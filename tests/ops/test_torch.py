@@ -30,6 +30,7 @@ def opcheck_calls():
         "packed": (ops.gated_kalmanet, list(packed.values()), {"cu_seqlens": cu_seqlens, "output_final_state": True}),
         "ridge per channel": (ops.gated_kalmanet, tensors, constant),
         "bfloat16": (ops.gated_kalmanet, [t.detach().bfloat16().requires_grad_() for t in tensors], {}),
+        "shared heads": (ops.gated_kalmanet, [tensors[0], *(t[:, :, :1] for t in tensors[1:3]), *tensors[3:]], {}),
         "no gradient": (ops.gated_kalmanet, plain, {}),
         "ridge_solve": (ops.ridge_solve, tensors[:2], {"h0": case["h0"], "output_final_state": True}),
         "linear_memory": (ops.linear_memory, tensors[:5], {"u0": case["u0"], "output_final_state": True}),

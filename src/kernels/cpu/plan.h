@@ -28,9 +28,11 @@ struct Plan {
 
 Plan make_plan(const Problem& problem);
 
-/// Whether whole sequences, one per task and head, keep `threads` threads evenly busy. If so a worker walks a sequence
-/// from end to end; if not the segments are spread. The arithmetic is the same either way, to the bit.
-bool fills_threads(const Problem& problem, const Plan& plan, int threads);
+/// Whether whole sequences, `per_sequence` tasks for each, keep `threads` threads evenly busy. If so a worker walks a
+/// sequence from end to end; if not the segments are spread. The arithmetic is the same either way, to the bit.
+bool fills_threads(const Plan& plan, std::int64_t per_sequence, int threads);
+/// Whether each thread gets as many of those tasks as any other, and all are equally long.
+bool divides(const Plan& plan, std::int64_t per_sequence, int threads);
 
 /// Runs task(i, workspace) for i in [0, n), each once, taken from a counter by as many workers as the executor has
 /// threads; a worker makes its workspace once. Tasks write disjoint results, so who runs what does not matter.

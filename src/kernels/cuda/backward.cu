@@ -13,6 +13,7 @@
 //
 // and a token's own gradient is dH_c = −½ σ_c Σ (p zᵀ + z pᵀ) + φ_c H_c: one pair (y, x̃) for the implicit gradient, one
 // per iteration for the unrolled; φ is what comes through the norm.
+#include "kernels/cuda/group_sums.cuh"
 #include "kernels/cuda/plain.h"
 #include "kernels/cuda/tokens.cuh"
 
@@ -732,8 +733,17 @@ void backward_as(const Problem& p, const Saved& saved, const Gradients& out, con
   linear.options.iterations = 0;
   const Grid third = plan_grid<Work<T>>(add_arriving<T>, tasks, device,
                                         [&](auto& w, Arena& arena) { w.allocate(arena, s, linear.options); });
-  launch(add_arriving<T>, third.blocks, third.shared_bytes, device.stream, linear, out, plan, states, own, sums, s,
+  Gradients by_head = out;  // dk and dv of heads that share are known when all of those are
+  if (p.key_group > 1) by_head.d_k.data = nullptr;
+  if (p.value_group > 1) by_head.d_v.data = nullptr;
+  launch(add_arriving<T>, third.blocks, third.shared_bytes, device.stream, linear, by_head, plan, states, own, sums, s,
          third);
+  if (p.key_group > 1 && out.d_k) {
+    start_group_sums<T>(p, contiguous_view<T>(p, sums.k, p.key_dim), p.key_dim, p.key_group, out.d_k, device);
+  }
+  if (p.value_group > 1 && out.d_v && s.remembers) {
+    start_group_sums<T>(p, contiguous_view<T>(p, sums.v, p.value_dim), p.value_dim, p.value_group, out.d_v, device);
+  }
   if (out.d_ridge_diagonal == nullptr) return;
   launch(sum_diagonals, (p.heads * p.key_dim + kThreads - 1) / kThreads, 0, device.stream, p, plan, diagonals,
          out.d_ridge_diagonal);

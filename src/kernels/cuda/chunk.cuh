@@ -180,9 +180,10 @@ struct Chunk {
                                     Needs needs) {
     set_length(length);
     load_gates(p, b, t, head);
-    load_rows(p.k, b, t, head, size.dim, k, size.ldk(), needs.key_lanes ? kt : nullptr, bad_key);
+    load_rows(p.k, b, t, key_head(p, head), size.dim, k, size.ldk(), needs.key_lanes ? kt : nullptr, bad_key);
     if (size.remembers) {
-      load_rows(p.v, b, t, head, size.values, v, size.ldv(), needs.value_lanes ? vt : nullptr, bad_value);
+      load_rows(p.v, b, t, value_head(p, head), size.values, v, size.ldv(), needs.value_lanes ? vt : nullptr,
+                bad_value);
     }
     each(len, [&](int c) {
       const bool bad_gate = !finite(beta[c]) || gamma[c] != gamma[c];

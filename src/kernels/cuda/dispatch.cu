@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "kernels/cuda/choose.h"
+#include "kernels/cuda/group_sums.cuh"
 #include "kernels/cuda/plain.h"
 #include "kernels/cuda/saved.h"
 #include "kernels/cuda/segments.cuh"
@@ -83,6 +84,28 @@ constexpr auto plain_backward = plain::backward;
 
 #endif
 
+/// Hopper's passes write dk and dv of every head. Where heads share keys or values that goes to scratch of the same
+/// type (as dk and dv of keys that were repeated would be), and its sums to where they belong.
+void hopper_backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device) {
+  Gradients own = gradients;
+  const auto room = [&](const View& out, std::int64_t group, std::int64_t channels) {
+    if (!out || group == 1) return out;
+    View by_head = contiguous_view<float>(problem, nullptr, channels);
+    by_head.dtype = out.dtype;
+    by_head.data = allocate<char>(device, problem.batch * by_head.batch_stride * bytes_of(out.dtype));
+    return by_head;
+  };
+  own.d_k = room(gradients.d_k, problem.key_group, problem.key_dim);
+  own.d_v = room(gradients.d_v, problem.value_group, problem.value_dim);
+  hopper::backward(problem, saved, own, device);
+  const CurrentDevice current(device.index);
+  const auto sum = [&](const View& by_head, const View& out, std::int64_t group, std::int64_t channels) {
+    if (out && group > 1) start_group_sums<float>(problem, by_head, channels, group, out, device);
+  };
+  sum(own.d_k, gradients.d_k, problem.key_group, problem.key_dim);
+  sum(own.d_v, gradients.d_v, problem.value_group, problem.value_dim);
+}
+
 }  // namespace
 
 Choice choose(const Problem& problem, const Outputs& outputs, int device) {
@@ -106,7 +129,7 @@ void backward(const Problem& problem, const Saved& saved, const Gradients& gradi
   switch (choice.path) {
     case Path::none: fail(choice);
     case Path::plain: return plain_backward(problem, saved, gradients, device);
-    case Path::hopper: return hopper::backward(problem, saved, gradients, device);
+    case Path::hopper: return hopper_backward(problem, saved, gradients, device);
   }
 }
 

@@ -114,12 +114,13 @@ __global__ void __launch_bounds__(kThreads) step_directly(const __grid_constant_
     };
     const double gamma = exp(gate(s.log_decay, 0)), beta = gate(s.beta, 1), alpha = gate(s.alpha, 1);
     const bool writes = beta != 0;  // else nothing is written, whatever k and v hold
+    const std::int64_t k_at = offset(s.k, b, 0, key_head(s, head)), v_at = offset(s.v, b, 0, value_head(s, head));
     each(max(dim, values), [&](int i) {
       if (i < dim) {
         w.q[i] = read<T>(s.q, offset(s.q, b, 0, head) + i);
-        w.k[i] = writes ? read<T>(s.k, offset(s.k, b, 0, head) + i) : T{0};
+        w.k[i] = writes ? read<T>(s.k, k_at + i) : T{0};
       }
-      if (i < values) w.v[i] = writes ? read<T>(s.v, offset(s.v, b, 0, head) + i) : T{0};
+      if (i < values) w.v[i] = writes ? read<T>(s.v, v_at + i) : T{0};
     });
 
     // H ← γH + βkkᵀ
@@ -190,6 +191,8 @@ void step_as(const Step& s, const Device& device) {
                   .key_dim = s.key_dim,
                   .value_dim = s.value_dim,
                   .sequences = s.batch,
+                  .key_group = s.key_group,
+                  .value_group = s.value_group,
                   .q = s.q,
                   .k = s.k,
                   .v = s.v,

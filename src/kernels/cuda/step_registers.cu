@@ -618,6 +618,7 @@ constexpr Size kSizes[] = {{64, 64, run<64, 64>, run_block<64, 64>},
 const Size* find_size(const Step& s) {
   const Options& o = s.options;
   if (o.part != Part::both || o.solver != Solver::chebyshev || o.ridge_mode != RidgeMode::adaptive) return nullptr;
+  if (s.key_group > 1 || s.value_group > 1) return nullptr;
   if (reinterpret_cast<std::uintptr_t>(s.h) % 16 != 0 || reinterpret_cast<std::uintptr_t>(s.u) % 16 != 0) {
     return nullptr;
   }

@@ -16,12 +16,14 @@ enum class Trial : std::uint8_t {
   crowd_step,     // step_registers.cu: one token for three heads and more to a multiprocessor
   grouped_step,   // step_registers.cu: a GKA block's token with fewer key heads than heads
   int8_products,  // many_products.cu and int8_rows.cu: int8 weights times more than eight rows
+  grouped_heads,  // keys and values that heads share are read where they are, not copied for each head
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"crowd_step", Trial::crowd_step},
     {"grouped_step", Trial::grouped_step},
     {"int8_products", Trial::int8_products},
+    {"grouped_heads", Trial::grouped_heads},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.

@@ -60,8 +60,11 @@ void write_state(void* data, DType dtype, std::int64_t index, const Matrix& stat
 /// The inputs of a call, whether it is a Problem or a Step.
 template <typename Call>
 Token read_token(const Call& call, const Position& at) {
-  Token token{.q = read(call.q, at, call.key_dim), .k = read(call.k, at, call.key_dim)};
-  if (call.options.part != Part::solve) token.v = read(call.v, at, call.value_dim);
+  Position of_key = at, of_value = at;
+  of_key.head = key_head(call, at.head);
+  of_value.head = value_head(call, at.head);
+  Token token{.q = read(call.q, at, call.key_dim), .k = read(call.k, of_key, call.key_dim)};
+  if (call.options.part != Part::solve) token.v = read(call.v, of_value, call.value_dim);
   token.decay = std::exp(read_gate(call.log_decay, at, 0.0));
   token.beta = read_gate(call.beta, at, 1.0);
   if (call.options.part == Part::both) token.alpha = read_gate(call.alpha, at, 1.0);
@@ -132,6 +135,36 @@ void for_each_sequence_and_head(const Problem& p, Body body) {
     for (std::int64_t head = 0; head < p.heads; ++head) body(sequence(p, n), head, n * p.heads + head);
 }
 
+/// The gradient, by token, of keys or values that `group` heads share, which come one after another.
+class SharedGradient {
+ public:
+  SharedGradient(const View& view, std::int64_t group, Vector TokenGradient::* member)
+      : view_(view), group_(group), member_(member) {}
+
+  void add(const std::vector<TokenGradient>& tokens, const Sequence& run, std::int64_t head) {
+    if (head % group_ == 0) sums_.assign(tokens.size(), {});
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      const Vector& own = tokens[t].*member_;
+      if (head % group_ == 0) {
+        sums_[t] = own;
+      } else {
+        reference::add(sums_[t], 1.0, own);
+      }
+    }
+    if (head % group_ != group_ - 1) return;
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      write(view_, {.batch = run.batch, .token = run.begin + static_cast<std::int64_t>(t), .head = head / group_},
+            sums_[t]);
+    }
+  }
+
+ private:
+  View view_;
+  std::int64_t group_;
+  Vector TokenGradient::* member_;
+  std::vector<Vector> sums_;
+};
+
 }  // namespace
 
 void forward(const Problem& p, const Outputs& outputs) {
@@ -155,6 +188,8 @@ void backward(const Problem& p, const Gradients& gradients) {
   if (gradients.d_ridge_diagonal != nullptr) {
     std::fill_n(gradients.d_ridge_diagonal, p.heads * p.key_dim, 0.0);
   }
+  SharedGradient d_k(gradients.d_k, p.key_group, &TokenGradient::d_k);
+  SharedGradient d_v(gradients.d_v, p.value_group, &TokenGradient::d_v);
   for_each_sequence_and_head(p, [&](const Sequence& run, std::int64_t head, std::int64_t state) {
     std::vector<Token> tokens;
     std::vector<Vector> d_o;
@@ -172,12 +207,12 @@ void backward(const Problem& p, const Gradients& gradients) {
       const Position at{.batch = run.batch, .token = t, .head = head};
       const TokenGradient& d_token = result.tokens[static_cast<std::size_t>(t - run.begin)];
       write(gradients.d_q, at, d_token.d_q);
-      write(gradients.d_k, at, d_token.d_k);
-      write(gradients.d_v, at, d_token.d_v);
       write(gradients.d_log_decay, at, {d_token.d_log_decay});
       write(gradients.d_beta, at, {d_token.d_beta});
       write(gradients.d_alpha, at, {d_token.d_alpha});
     }
+    d_k.add(result.tokens, run, head);
+    d_v.add(result.tokens, run, head);
     if (solves(p)) write_state(gradients.d_h0, state_dtype(p), state, result.d_initial.h);
     if (remembers_values(p)) write_state(gradients.d_u0, state_dtype(p), state, result.d_initial.u);
     if (solves(p) && gradients.d_ridge_diagonal != nullptr) {

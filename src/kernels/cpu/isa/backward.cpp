@@ -6,6 +6,9 @@
 //      G_{s-1} = (Π γ over segment s) G_s + (segment s's own part);
 //   3. each segment again: what G_s adds to dk, dv, dβ and dg. It is linear in G_s and needs no solve.
 //
+// Keys and values that heads share get the sum of those heads' dk and dv, in the order of the heads: one worker has all
+// of them, in pass 3 or in the walk, and adds them up in T.
+//
 // Where whole sequences keep all threads busy a worker walks a sequence from its end, and all three happen chunk by
 // chunk while the chunk is at hand. The arithmetic is the same either way, to the bit.
 //
@@ -17,6 +20,7 @@
 // and a token's own gradient is dH_c = −½ σ_c Σ (p zᵀ + z pᵀ) + φ_c H_c: one pair (y, x̃) for the implicit gradient, one
 // per iteration for the unrolled; φ is what comes through the norm.
 #include <memory>
+#include <numeric>
 
 #include "kernels/cpu/isa/entry.h"
 #include "kernels/cpu/isa/recall.h"
@@ -71,6 +75,7 @@ struct Workspace {
   double passed[kSegment];                                    // β k·(Ḡk + R̄v) of what arrives
   bool aside[kMaxChunk];                                      // tokens whose own gradient is not a number
   Buffer<double> d_diagonal;
+  Buffer<T> shared_k, shared_v;  // dk and dv of earlier heads of a group, by token
 
   Workspace(const Sizes& s, const Options& options)
       : size(s), chunk(s), op(s), solver(s, options, unrolls(options)), recall(s), g(s), arriving(s) {
@@ -86,6 +91,12 @@ struct Workspace {
     }
     lanes_too.resize(d);
     d_diagonal.resize(s.dim);
+  }
+
+  /// For up to `tokens` tokens of heads that share keys or values.
+  void make_room_for_sums(const Problem& p, std::int64_t tokens) {
+    if (p.key_group > 1) shared_k.resize(tokens * size.dim);
+    if (p.value_group > 1) shared_v.resize(tokens * size.values);
   }
 };
 
@@ -586,12 +597,37 @@ void pass_decay(Workspace<T>& w, std::int64_t length, double inner) {
   }
 }
 
-/// dk, dv of the chunk at token `first` of the segment, in their own types.
+/// How many neighbouring heads one task takes, so that all who share a key or a value are in it.
+inline std::int64_t heads_together(const Problem& p) { return std::lcm(p.key_group, p.value_group); }
+
+/// One array's gradient of a chunk, as lanes, to where it belongs; `sums` has a row for each token from `begin` on,
+/// with what earlier heads of the group left.
 template <typename T>
-void write_chunk(const Gradients& out, const Segment& segment, std::int64_t head, std::int64_t first, Workspace<T>& w) {
+void write_shared(const View& out, std::int64_t group, T* sums, std::int64_t begin, std::int64_t b, std::int64_t t,
+                  std::int64_t head, int n, T* lanes, Workspace<T>& w) {
+  const View rows{
+      .data = sums, .dtype = sizeof(T) == 8 ? DType::float64 : DType::float32, .batch_stride = 0, .token_stride = n};
+  if (head % group > 0) {
+    T* before = w.d_o;  // free by now
+    w.chunk.load_lanes(rows, 0, t - begin, 0, n, before);
+    for (int at = 0; at < n * w.chunk.lanes; at += kLanes<T>) store(lanes + at, load(before + at) + load(lanes + at));
+  }
+  if (head % group == group - 1) {
+    w.chunk.store_lanes(out, b, t, head / group, n, lanes);
+  } else {
+    w.chunk.store_lanes(rows, 0, t - begin, 0, n, lanes);
+  }
+}
+
+/// dk, dv of the chunk at token `first` of the segment, in their own types. The worker's sums begin at token `begin`.
+template <typename T>
+void write_chunk(const Problem& p, const Gradients& out, const Segment& segment, std::int64_t begin, std::int64_t head,
+                 std::int64_t first, Workspace<T>& w) {
   const std::int64_t b = segment.tokens.batch, t = segment.tokens.begin + first;
-  if (out.d_k) w.chunk.store_lanes(out.d_k, b, t, head, w.size.dim, w.gk);
-  if (out.d_v && w.size.remembers) w.chunk.store_lanes(out.d_v, b, t, head, w.size.values, w.dv);
+  if (out.d_k) write_shared<T>(out.d_k, p.key_group, w.shared_k, begin, b, t, head, w.size.dim, w.gk, w);
+  if (out.d_v && w.size.remembers) {
+    write_shared<T>(out.d_v, p.value_group, w.shared_v, begin, b, t, head, w.size.values, w.dv, w);
+  }
 }
 
 template <typename T>
@@ -778,7 +814,7 @@ void complete_segment(const Problem& p, const Gradients& out, const Segment& seg
       w.chunk.load(p, b, t, head, len, {.queries = false, .value_lanes = true});
       add_arriving(p, w, first);
     }
-    write_chunk(out, segment, head, first, w);
+    write_chunk(p, out, segment, segment.tokens.begin, head, first, w);
   }
   if (arrives) pass_decay(w, length, inner);
   write_gates(out, segment, head, w);
@@ -815,8 +851,17 @@ void spread_segments(const Problem& p, const Saved& saved, const Gradients& out,
     if (diagonals != nullptr) std::memcpy(diagonals + task * p.key_dim, w.d_diagonal, sizeof(double) * sizes.dim);
   });
   carry_all(p, out, plan, own, executor);
-  parallel_tasks(executor, tasks, workspace, [&](std::int64_t task, Workspace<T>& w) {
-    complete_segment(p, out, plan.segments[task / p.heads], states, own, task % p.heads, halfway, w);
+  const std::int64_t together = heads_together(p);
+  const auto with_sums = [&] {
+    auto w = workspace();
+    w->make_room_for_sums(p, kSegment);
+    return w;
+  };
+  parallel_tasks(executor, tasks / together, with_sums, [&](std::int64_t task, Workspace<T>& w) {
+    const std::int64_t first = task * together;
+    for (std::int64_t i = first; i < first + together; ++i) {
+      complete_segment(p, out, plan.segments[i / p.heads], states, own, i % p.heads, halfway, w);
+    }
   });
 }
 
@@ -826,6 +871,7 @@ void walk_back(const Problem& p, const Saved& saved, const Gradients& out, const
                std::int64_t head, double* diagonals, Workspace<T>& w) {
   const Sizes& s = w.size;
   const SegmentStates<T> states = segment_states<T>(p, saved.h, saved.u);
+  const std::int64_t begin = sequence(p, n).begin;
   StatePair<T>& g = w.arriving;
   const std::int64_t slot = n * p.heads + head, h_at = slot * p.key_dim * p.key_dim,
                      u_at = slot * p.key_dim * p.value_dim;
@@ -845,7 +891,7 @@ void walk_back(const Problem& p, const Saved& saved, const Gradients& out, const
     const double inner = arrives ? reach_back(p, segment, head, w) : 0;
     segment_alone(p, saved, out, segment, chunks, head, w, [&](std::int64_t first) {
       if (arrives) add_arriving(p, w, first);
-      write_chunk(out, segment, head, first, w);
+      write_chunk(p, out, segment, begin, head, first, w);
     });
     if (arrives) pass_decay(w, segment.tokens.length, inner);
     write_gates(out, segment, head, w);
@@ -864,19 +910,32 @@ void walk_back(const Problem& p, const Saved& saved, const Gradients& out, const
   if (out.d_u0 != nullptr && s.remembers) pack_matrix<T>(g.u, g.ldu, s.dim, s.values, static_cast<T*>(out.d_u0) + u_at);
 }
 
+inline std::int64_t longest_sequence(const Problem& p) {
+  std::int64_t longest = 0;
+  for (std::int64_t n = 0; n < p.sequences; ++n) longest = std::max(longest, sequence(p, n).length);
+  return longest;
+}
+
 template <typename T>
 void backward_as(const Problem& p, const Saved& saved, const Gradients& out, const Executor& executor) {
   const Plan plan = make_plan(p);
   const std::int64_t tasks = static_cast<std::int64_t>(plan.segments.size()) * p.heads;
   Buffer<double> diagonals(out.d_ridge_diagonal != nullptr ? tasks * p.key_dim : 0);
   double* const diagonals_or_none = out.d_ridge_diagonal != nullptr ? diagonals.get() : nullptr;
-  if (fills_threads(p, plan, executor.threads)) {
-    const Sizes sizes = sizes_of(p);
-    parallel_tasks(
-        executor, p.sequences * p.heads, [&] { return std::make_unique<Workspace<T>>(sizes, p.options); },
-        [&](std::int64_t task, Workspace<T>& w) {
-          walk_back(p, saved, out, plan, task / p.heads, task % p.heads, diagonals_or_none, w);
-        });
+  const std::int64_t together = heads_together(p);
+  const std::int64_t groups = p.heads / together;
+  if (fills_threads(plan, groups, executor.threads) || (together > 1 && divides(plan, groups, executor.threads))) {
+    const auto workspace = [&] {
+      auto w = std::make_unique<Workspace<T>>(sizes_of(p), p.options);
+      w->make_room_for_sums(p, longest_sequence(p));
+      return w;
+    };
+    parallel_tasks(executor, p.sequences * p.heads / together, workspace, [&](std::int64_t task, Workspace<T>& w) {
+      const std::int64_t first = task * together;
+      for (std::int64_t i = first; i < first + together; ++i) {
+        walk_back(p, saved, out, plan, i / p.heads, i % p.heads, diagonals_or_none, w);
+      }
+    });
   } else {
     spread_segments<T>(p, saved, out, plan, diagonals_or_none, executor);
   }

@@ -319,14 +319,14 @@ struct Chunk {
     len = length;
     lanes = padded<T>(len);
     load_gates(p, b, t, head);
-    load_rows(p.k, b, t, head, size.dim, k, ldk, bad_key);
+    load_rows(p.k, b, t, key_head(p, head), size.dim, k, ldk, bad_key);
     for (int c = 0; c < len; ++c) {
       bad_key[c] = (bad_key[c] && beta[c] != 0) || !std::isfinite(beta[c]) || std::isnan(gamma[c]);
       if (!std::isfinite(beta[c])) beta[c] = 0;
       if (std::isnan(gamma[c])) gamma[c] = 0;
     }
     if (size.remembers && needs.values) {
-      load_rows(p.v, b, t, head, size.values, v, ldv, bad_value);
+      load_rows(p.v, b, t, value_head(p, head), size.values, v, ldv, bad_value);
       for (int c = 0; c < len; ++c) bad_value[c] = bad_key[c] || (bad_value[c] && beta[c] != 0);
       if (needs.value_lanes) to_lanes<T>(v, ldv, len, size.values, vt, lanes);
     }
@@ -353,8 +353,8 @@ struct Chunk {
 
   /// Asks for the keys and values of `count` tokens that will be loaded soon.
   void prefetch(const Problem& p, std::int64_t b, std::int64_t t, std::int64_t head, std::int64_t count) const {
-    prefetch_rows(p.k, b, t, head, static_cast<int>(count), size.dim);
-    prefetch_rows(p.v, b, t, head, static_cast<int>(count), size.values);
+    prefetch_rows(p.k, b, t, key_head(p, head), static_cast<int>(count), size.dim);
+    prefetch_rows(p.v, b, t, value_head(p, head), static_cast<int>(count), size.values);
   }
 
   const Decay& values_decay() const { return key_decay == &key_decay_storage ? key_decay_storage : value_decay; }

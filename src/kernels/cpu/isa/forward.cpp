@@ -211,7 +211,7 @@ void spread_segments(const Problem& p, const Outputs& out, const Plan& plan, con
 template <typename T>
 void forward_as(const Problem& p, const Outputs& out, const Executor& executor) {
   const Plan plan = make_plan(p);
-  if (fills_threads(p, plan, executor.threads)) {
+  if (fills_threads(plan, p.heads, executor.threads)) {
     walk_sequences<T>(p, out, plan, executor);
   } else {
     spread_segments<T>(p, out, plan, executor);

@@ -55,8 +55,8 @@ void read_token(const Step& s, std::int64_t b, std::int64_t head, Token<T>& t) {
   const int dim = static_cast<int>(s.key_dim), values = static_cast<int>(s.value_dim);
   std::memset(static_cast<void*>(&t), 0, sizeof t);
   read_row(s.q, offset(s.q, b, 0, head), dim, t.q);
-  read_row(s.k, offset(s.k, b, 0, head), dim, t.k);
-  read_row(s.v, offset(s.v, b, 0, head), values, t.v);
+  read_row(s.k, offset(s.k, b, 0, key_head(s, head)), dim, t.k);
+  read_row(s.v, offset(s.v, b, 0, value_head(s, head)), values, t.v);
   t.gamma = s.log_decay ? std::exp(read_gate(s.log_decay, offset(s.log_decay, b, 0, head), 0)) : 1.0;
   t.beta = read_gate(s.beta, offset(s.beta, b, 0, head), 1);
   t.alpha = read_gate(s.alpha, offset(s.alpha, b, 0, head), 1);
@@ -235,8 +235,14 @@ void step_as_chunks(const Step& s, const Executor& executor) {
   const bool wide = s.q.dtype == DType::float64;
   const std::int64_t bytes = wide ? 8 : 4;
   for (std::int64_t b = 0; b < s.batch; ++b) {
-    Problem p{
-        .batch = 1, .tokens = 1, .heads = s.heads, .key_dim = s.key_dim, .value_dim = s.value_dim, .sequences = 1};
+    Problem p{.batch = 1,
+              .tokens = 1,
+              .heads = s.heads,
+              .key_dim = s.key_dim,
+              .value_dim = s.value_dim,
+              .sequences = 1,
+              .key_group = s.key_group,
+              .value_group = s.value_group};
     const auto row = [&](View view) {
       if (view)
         view.data = static_cast<char*>(view.data) +

@@ -38,6 +38,8 @@ struct Place {
   std::int64_t batch, begin, head;
   int len;
 
+  /// The same tokens of another head.
+  __device__ Place of_head(std::int64_t other) const { return {batch, begin, other, len}; }
   __device__ std::int64_t at(const View& view, int c) const {
     return batch * view.batch_stride + (begin + c) * view.token_stride + head * view.head_stride;
   }

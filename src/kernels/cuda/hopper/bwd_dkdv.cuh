@@ -427,7 +427,7 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, kDkDvBlock
 
   request_chunk(scratch, task, memory);
   const Place own_place = place_of_task(p, plan, static_cast<unsigned>(task));
-  fetch_rows<D, kWhole, kTeams<D>>(v, p.v, own_place, sides.values);
+  fetch_rows<D, kWhole, kTeams<D>>(v, p.v, own_place.of_head(value_head(p, own_place.head)), sides.values);
   fetch_rows<D, kWhole, kTeams<D>>(d_o, out.d_o, own_place, sides.values);
   const auto solved = SharedScores<D>::saved(scratch.scores + task * kChunk * kChunk);
   read_numbers(scratch, task, own_place, memory);

@@ -243,9 +243,9 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kSize == 64 ? 4 : 3)
   const bool ample = scratch.ample != nullptr && scratch.ample[task] != 0;
   memory.arrival.init();
   memory.arrival_rest.init();
-  fetch_rows<D, kWhole>(v, p.v, place, sides.values);
+  fetch_rows<D, kWhole>(v, p.v, place.of_head(value_head(p, place.head)), sides.values);
   fetch_rows<D, kWhole>(d_o, out.d_o, place, sides.values);
-  fetch_rows<D, kWhole>(k, p.k, place, sides.dim);
+  fetch_rows<D, kWhole>(k, p.k, place.of_head(key_head(p, place.head)), sides.dim);
   fetch_rows<D, kWhole>(q, p.q, place, sides.dim);
   gates.load(p, saved.norm, place, memory.log_norm);
   wait_for_copies();

@@ -410,7 +410,8 @@ __device__ __forceinline__ GroupTask group_task(const Problem& p, const Cut& cut
 }
 
 /// The warpgroups that make tiles: a unit of the next chunk is asked for as soon as that of this one is stored.
-template <int D, bool kEveryChunk, DType kType, bool kWhole>
+/// kShared: heads may share keys or values. A switch, because these threads have no register left for it.
+template <int D, bool kEveryChunk, DType kType, bool kWhole, bool kShared>
 __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, const ChunkHCall& w, char* tiles,
                                               ChunkHShared<ChunkHLayout<D, kEveryChunk>::kStages>& s, int tasks,
                                               int across) {
@@ -425,11 +426,12 @@ __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, 
     Rows keys, values;
     float weight[Rows::kOwn];
     float2 fade;
-    const auto source_of = [&](const View& view, int i, int columns, int first) {
-      return Rows::source(view, chunk_of(t.whole, i), t.head, columns, first);
+    const auto source_of = [&](const View& view, std::int64_t group, int i, int columns, int first) {
+      const std::int64_t head = kShared ? shared_head(t.head, group) : t.head;
+      return Rows::source(view, chunk_of(t.whole, i), head, columns, first);
     };
-    const auto keys_of = [&](int i) { return source_of(p.k, i, static_cast<int>(p.key_dim), 0); };
-    const auto values_of = [&](int i) { return source_of(p.v, i, w.u.columns, t.column_block * D); };
+    const auto keys_of = [&](int i) { return source_of(p.k, p.key_group, i, static_cast<int>(p.key_dim), 0); };
+    const auto values_of = [&](int i) { return source_of(p.v, p.value_group, i, w.u.columns, t.column_block * D); };
     const auto fetch_weights = [&](int i) {
       const int chunk = t.first_chunk + i * heads;
 #pragma unroll
@@ -552,7 +554,7 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
   if (kEveryChunk && thread() % kWarpgroup == 0) bulk_store_finish();
 }
 
-template <int D, bool kEveryChunk, DType kType>
+template <int D, bool kEveryChunk, DType kType, bool kShared>
 __global__ void __launch_bounds__(kChunkHThreads, kChunkHBlocks<D>)
     chunk_h(const __grid_constant__ Problem p, Cut cut, const __grid_constant__ ChunkHCall w) {
   constexpr int kStages = ChunkHLayout<D, kEveryChunk>::kStages;
@@ -570,9 +572,9 @@ __global__ void __launch_bounds__(kChunkHThreads, kChunkHBlocks<D>)
   if (thread() < kProducers) {
     set_registers<kProducerRegisters<D>, false>();
     if (w.whole_k && w.whole_v) {
-      produce_tiles<D, kEveryChunk, kType, true>(p, cut, w, tiles, s, tasks, across);
+      produce_tiles<D, kEveryChunk, kType, true, kShared>(p, cut, w, tiles, s, tasks, across);
     } else {
-      produce_tiles<D, kEveryChunk, kType, false>(p, cut, w, tiles, s, tasks, across);
+      produce_tiles<D, kEveryChunk, kType, false, kShared>(p, cut, w, tiles, s, tasks, across);
     }
   } else {
     set_registers<kConsumerRegisters<D>, true>();

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 4 : 3)
     MixedQueries<D> q;
     q.from = call.z + static_cast<std::int64_t>(at) * (D / 8) * kWarpgroup + thread();
     TokenRows<D> values;
-    values.fetch(p.v, chunk, head, width, first, call.whole_v);
+    values.fetch(p.v, chunk, value_head(p, head), width, first, call.whole_v);
     q.load(0);
     float by[2] = {scale * call.z_scale[at * kChunk + own_row()], scale * call.z_scale[at * kChunk + own_row() + 8]};
     const float norm = call.states.norm[at * across + column_block];

@@ -524,7 +524,7 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 5 : 4)
     const double log_eta = eta > 0 ? static_cast<double>(logf(eta)) : kLogZero;
     {
       TokenRows<D> keys;
-      keys.fetch(p.k, chunk, head, dim, 0, whole_k);
+      keys.fetch(p.k, chunk, key_head(p, head), dim, 0, whole_k);
       prefetch_queries(p.q, chunk, head, dim);
       const unsigned bad = keys.template clear_bad<kType>();
       keys.template store_half<kType>(k, s.exponent);

@@ -81,9 +81,11 @@ inline Beginning start_pass(const Problem& p, int per_group, const Device& devic
 template <int D, bool kEveryChunk>
 void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, const Device& device) {
   const std::int64_t across = (p.value_dim + D - 1) / D;
+  const bool shared = p.key_group > 1 || p.value_group > 1;
   with_type(p, [&](auto type) {
-    start<kChunkHThreads>(chunk_h<D, kEveryChunk, decltype(type)::type>, cut.room * p.heads * across,
-                          ChunkHLayout<D, kEveryChunk>::kBytes, device, p, cut, call);
+    constexpr DType kType = decltype(type)::type;
+    start<kChunkHThreads>(shared ? chunk_h<D, kEveryChunk, kType, true> : chunk_h<D, kEveryChunk, kType, false>,
+                          cut.room * p.heads * across, ChunkHLayout<D, kEveryChunk>::kBytes, device, p, cut, call);
   });
 }
 
