@@ -193,9 +193,7 @@ static __global__ void __launch_bounds__(256)
 }
 
 /// A barrier of one warpgroup.
-__device__ __forceinline__ void sync_group() {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + thread() / kWarpgroup), "n"(kWarpgroup) : "memory");
-}
+__device__ __forceinline__ void sync_group() { sync_some<kWarpgroup>(1 + thread() / kWarpgroup); }
 
 /// A state of D×N over the accumulators of D/64 products.
 template <int D, int N>

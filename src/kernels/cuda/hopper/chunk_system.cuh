@@ -315,7 +315,7 @@ __device__ __forceinline__ void prefetch_queries(const View& q, const Stretch& c
   const int lines = (dim * 2 + 127) / 128;
   for (int i = thread(); i < chunk.length * lines; i += kWarpgroup) {
     const auto* row = static_cast<const char*>(q.data) + offset(q, chunk.batch, chunk.begin + i / lines, head) * 2;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + i % lines * 128));
+    ask_for(row + i % lines * 128);
   }
 }
 
