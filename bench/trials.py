@@ -28,7 +28,7 @@ import torch
 from block import relative_error
 from common import ROOT, gka_json, seconds
 from console import Progress, paint, run_program, table
-from gpu import ITERATIONS, WEAK, Shape, inputs, leaves, median_time, number
+from gpu import ITERATIONS, USUAL, WEAK, Shape, inputs, leaves, median_time, number
 from torch import Tensor
 
 import gka
@@ -139,14 +139,17 @@ def whole_sequences(
     shape: Shape,
     backward: bool = False,
     decay: tuple[float, float] = WEAK,
+    keys_alone: bool = False,
     **options: object,
 ) -> Callable[[Where], Ran]:
-    """The operator over whole sequences; its error with two of 512 tokens, o and with `backward` all gradients."""
+    """The operator over whole sequences, or `ridge_solve`; its error with two of 512 tokens, o and with `backward` all
+    gradients."""
     options = {"iterations": ITERATIONS} | options
 
     def results(call: list[Tensor]) -> list[Tensor]:
-        needed = leaves(call) if backward else call
-        o = gka.gated_kalmanet(*needed, **options)[0]
+        given = [*call[:2], *call[3:5]] if keys_alone else call
+        needed = leaves(given) if backward else given
+        o = (gka.ridge_solve if keys_alone else gka.gated_kalmanet)(*needed, **options)[0]
         d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
         return [o.detach(), *(torch.autograd.grad(o, needed, d_o) if backward else [])]
 
@@ -197,14 +200,22 @@ def scores(prompt_tokens: int, weights: str) -> Callable[[Where], Ran]:
 
 # ---- The table ------------------------------------------------------------------------------------------------------
 
-# Errors of a step with bfloat16 inputs: o rounded to bfloat16 is 1.7e-3 off by itself.
+# Errors with bfloat16 inputs, of a step and of whole sequences: o rounded to bfloat16 is 1.7e-3 off by itself.
 STEP, LOGPROBS = 5e-3, 0.05
+OUTPUTS, GRADIENTS = 5e-3, 1e-2
+
+CONSTANT, SMALL = ({"ridge_mode": "constant", "ridge": ridge} for ridge in (0.25, 0.02))
 
 WORKS = (
     Work("int8_products", "scores of 16 tokens in int8", LOGPROBS, scores(16, "int8")),
     Work("int8_products", "scores of 512 tokens in int8", LOGPROBS, scores(512, "int8")),
     Work("int8_products", "engine, 440M in int8, 16 sequences", None, engine("440m/gka", 16, "--weights", "int8")),
     Work("int8_products", "engine, 440M in int8, 128 sequences", None, engine("440m/gka", 128, "--weights", "int8")),
+    Work("constant_ridge", "λ = 0.25, B4 T4096", OUTPUTS, whole_sequences(4, 4096, USUAL, **CONSTANT)),
+    Work("constant_ridge", "and backward", GRADIENTS, whole_sequences(4, 4096, USUAL, True, **CONSTANT)),
+    Work("constant_ridge", "λ = 0.02, less beside ‖H‖", GRADIENTS, whole_sequences(4, 4096, USUAL, True, **SMALL)),
+    Work("keys_part", "d = 32, B4 T4096", OUTPUTS, whole_sequences(4, 4096, Shape(dim=32), keys_alone=True)),
+    Work("keys_part", "and backward", GRADIENTS, whole_sequences(4, 4096, Shape(dim=32), True, keys_alone=True)),
 )
 
 HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]

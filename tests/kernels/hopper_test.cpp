@@ -108,15 +108,134 @@ TEST(HopperKernels, TakeACallWithoutGates) {
   });
 }
 
+void expect_constant_ridge(double ridge, void (*change)(CaseSpec&)) {
+  static double of_all = 0;
+  static void (*other)(CaseSpec&) = nullptr;
+  of_all = ridge, other = change;
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.ridge_mode = RidgeMode::constant;
+    s.options.ridge = of_all;
+    other(s);
+  });
+}
+
+TEST(HopperKernels, TakeAConstantRidge) {
+  expect_constant_ridge(0.25, [](CaseSpec& s) { s.heads = 2; });
+}
+TEST(HopperKernels, TakeAConstantRidgeAtTheLargeSize) {
+  expect_constant_ridge(0.25, [](CaseSpec& s) {
+    s.keys = Keys::silu;
+    s.key_dim = s.value_dim = 128;
+  });
+}
+TEST(HopperKernels, TakeAConstantRidgeAtTheStartOfASequence) {
+  for (const double ridge : {0.1, 3.0}) {
+    expect_constant_ridge(ridge, [](CaseSpec& s) { s.h0 = s.u0 = false; });
+  }
+}
+TEST(HopperKernels, TakeAConstantRidgeUnderStrongDecay) {
+  for (const double ridge : {0.02, 0.25}) {
+    expect_constant_ridge(ridge, [](CaseSpec& s) {
+      s.keys = Keys::silu;
+      s.weakest_decay = 0.5;
+      s.strongest_decay = 1.5;
+    });
+  }
+}
+TEST(HopperKernels, TakeAConstantRidgeThatIsNothingBesideH) {
+  // 300 keys that share a direction and do not fade: λ/‖H‖_F falls far below what float16 does by itself.
+  expect_constant_ridge(0.02, [](CaseSpec& s) {
+    s.keys = Keys::shared;
+    s.log_decay = s.h0 = s.u0 = false;
+    s.tokens = 300;
+  });
+}
+TEST(HopperKernels, TakeAConstantRidgeWithFewIterations) {
+  expect_constant_ridge(0.05, [](CaseSpec& s) {
+    s.keys = Keys::shared;
+    s.options.iterations = 7;
+  });
+}
+TEST(HopperKernels, TakeAConstantRidgeOnPackedFloat16) {
+  expect_constant_ridge(0.1, [](CaseSpec& s) {
+    s.dtype = DType::float16;
+    s.lengths = {70, 0, 128, 1, 90};
+    s.forget = 0.05;
+    s.skip = 0.1;
+    s.key_dim = 32;
+    s.value_dim = 52;
+  });
+}
+TEST(HopperKernels, WithAConstantRidgeWhatWasForgottenLeavesTheQueryOverIt) {
+  // Nothing is written at all: x = q/λ, and with U = 0 nothing is read; x itself is what Saved has.
+  CaseSpec spec{.dtype = DType::bfloat16, .tokens = 70, .heads = 1, .key_dim = 32, .value_dim = 32};
+  spec.skip = 1;
+  spec.options = {.ridge = 0.5, .ridge_mode = RidgeMode::constant};
+  const Case c(spec);
+  const OwnedOutputs got = c.outputs(DType::float32);
+  const Outputs out = outputs_of(got);
+  HopperOnHost::forward(c.problem(), out);
+  for (std::int64_t t = 0; t < 70; ++t) {
+    for (std::int64_t e = 0; e < 32; ++e) {
+      ASSERT_EQ(got.o.at(0, t, 0, e), 0);
+      // x over σ, which is 1/λ.
+      ASSERT_NEAR(static_cast<const float*>(out.saved.x)[t * 32 + e], c.q.at(0, t, 0, e), 1e-3);
+    }
+    ASSERT_NEAR(got.certainty.at(0, t, 0, 0), 0, 1e-3);
+  }
+}
+
+TEST(HopperKernels, TakeTheKeysPartAlone) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.heads = 2;
+    s.key_dim = 32;
+    s.value_dim = 1;  // means nothing
+  });
+}
+TEST(HopperKernels, TakeTheKeysPartAtFullSize) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.options.scale = 3;  // means nothing
+    s.keys = Keys::silu;
+    s.h0 = false;
+  });
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.key_dim = 128;
+  });
+}
+TEST(HopperKernels, TakeTheKeysPartUnderStrongDecay) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.keys = Keys::silu;
+    s.weakest_decay = 0.5;
+    s.strongest_decay = 1.5;
+  });
+}
+TEST(HopperKernels, TakeTheKeysPartOfPackedFloat16) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.dtype = DType::float16;
+    s.lengths = {70, 0, 128, 1, 90};
+    s.forget = 0.05;
+    s.skip = 0.1;
+    s.key_dim = 32;
+  });
+}
+
 /// A block of several tasks reuses its tiles: with one head of twelve chunks each of three blocks has four.
 TEST(HopperKernels, CarryStatesAlongManyChunks) {
-  CaseSpec spec{.dtype = DType::bfloat16, .tokens = 12 * 64, .heads = 1, .key_dim = 32, .value_dim = 96};
-  spec.weakest_decay = spec.strongest_decay = 0.002;
-  const Case c(spec);
-  const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs(DType::float32);
-  reference::forward(c.problem(), want.pointers());
-  HopperOnHost::forward(c.problem(), outputs_of(got));
-  expect_outputs(got, want, c.describe());
+  for (const Part part : {Part::both, Part::solve}) {
+    CaseSpec spec{.dtype = DType::bfloat16, .tokens = 12 * 64, .heads = 1, .key_dim = 32, .value_dim = 96};
+    spec.weakest_decay = spec.strongest_decay = 0.002;
+    spec.options.part = part;
+    const Case c(spec);
+    const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs(DType::float32);
+    reference::forward(c.problem(), want.pointers());
+    HopperOnHost::forward(c.problem(), outputs_of(got));
+    expect_outputs(got, want, c.describe());
+  }
 }
 
 TEST(HopperKernels, ANaNStaysBetweenTwoDecaysOfZero) {

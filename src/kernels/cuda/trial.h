@@ -13,11 +13,15 @@
 namespace gka::kernels::cuda {
 
 enum class Trial : std::uint8_t {
-  int8_products,  // many_products.cu and int8_rows.cu: int8 weights times more than eight rows
+  int8_products,   // many_products.cu and int8_rows.cu: int8 weights times more than eight rows
+  constant_ridge,  // hopper/: RidgeMode::constant with one λ
+  keys_part,       // hopper/: Part::solve
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"int8_products", Trial::int8_products},
+    {"constant_ridge", Trial::constant_ridge},
+    {"keys_part", Trial::keys_part},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.
