@@ -30,7 +30,7 @@ import torch
 from block import relative_error
 from common import ROOT, gka_json, seconds
 from console import Progress, paint, run_program, table
-from gpu import ITERATIONS, WEAK, Shape, inputs, leaves, median_time, number
+from gpu import ITERATIONS, USUAL, WEAK, Shape, inputs, leaves, median_time, number
 from torch import Tensor
 
 import gka
@@ -143,10 +143,11 @@ def whole_sequences(
     backward: bool = False,
     decay: tuple[float, float] = WEAK,
     group: int = 1,
+    keys_alone: bool = False,
     **options: object,
 ) -> Callable[[Where], Ran]:
-    """The operator over whole sequences; its error with two of 512 tokens, o and with `backward` all gradients. So many
-    heads share a key and a value."""
+    """The operator over whole sequences, or `ridge_solve`; its error with two of 512 tokens, o and with `backward` all
+    gradients. So many heads share a key and a value."""
     options = {"iterations": ITERATIONS} | options
 
     def case(*args: object) -> list[Tensor]:
@@ -154,8 +155,9 @@ def whole_sequences(
         return [q, k[:, :, ::group].contiguous(), v[:, :, ::group].contiguous(), *gates]
 
     def results(call: list[Tensor]) -> list[Tensor]:
-        needed = leaves(call) if backward else call
-        o = gka.gated_kalmanet(*needed, **options)[0]
+        given = [*call[:2], *call[3:5]] if keys_alone else call
+        needed = leaves(given) if backward else given
+        o = (gka.ridge_solve if keys_alone else gka.gated_kalmanet)(*needed, **options)[0]
         d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
         return [o.detach(), *(torch.autograd.grad(o, needed, d_o) if backward else [])]
 
@@ -233,10 +235,11 @@ def scores(prompt_tokens: int, weights: str) -> Callable[[Where], Ran]:
 
 # ---- The table ------------------------------------------------------------------------------------------------------
 
-# Errors of a step with bfloat16 inputs: o rounded to bfloat16 is 1.7e-3 off by itself.
+# Errors with bfloat16 inputs, of a step and of whole sequences: o rounded to bfloat16 is 1.7e-3 off by itself.
 STEP, LOGPROBS = 5e-3, 0.05
-# Of whole sequences: docs/kernels.md.
-FORWARD, GRADIENTS = 5e-3, 1e-2
+OUTPUTS, GRADIENTS = 5e-3, 1e-2
+
+CONSTANT, SMALL = ({"ridge_mode": "constant", "ridge": ridge} for ridge in (0.25, 0.02))
 
 WORKS = (
     Work("crowd_step", "one token, B256, 32 heads", STEP, step(256, 32)),
@@ -252,7 +255,7 @@ WORKS = (
     Work("grouped_step", "2 key heads of 8, 64 sequences", LOGPROBS, decoded(64, key_heads=2)),
     Work("grouped_step", "engine, 8B hybrid, 1 sequence", None, engine("8b/hybrid", 1)),
     Work("grouped_step", "engine, 8B hybrid, 16 sequences", None, engine("8b/hybrid", 16)),
-    Work("grouped_heads", "2 key heads of 8, B4 T4096", FORWARD, whole_sequences(4, 4096, Shape(), group=4)),
+    Work("grouped_heads", "2 key heads of 8, B4 T4096", OUTPUTS, whole_sequences(4, 4096, Shape(), group=4)),
     Work("grouped_heads", "the same with gradients", GRADIENTS, whole_sequences(4, 4096, Shape(), True, group=4)),
     Work(
         "grouped_heads", "7 heads to a key, D64", GRADIENTS, whole_sequences(4, 4096, Shape(14, 64, 64), True, group=7)
@@ -261,6 +264,11 @@ WORKS = (
     Work("int8_products", "scores of 512 tokens in int8", LOGPROBS, scores(512, "int8")),
     Work("int8_products", "engine, 440M in int8, 16 sequences", None, engine("440m/gka", 16, "--weights", "int8")),
     Work("int8_products", "engine, 440M in int8, 128 sequences", None, engine("440m/gka", 128, "--weights", "int8")),
+    Work("constant_ridge", "λ = 0.25, B4 T4096", OUTPUTS, whole_sequences(4, 4096, USUAL, **CONSTANT)),
+    Work("constant_ridge", "and backward", GRADIENTS, whole_sequences(4, 4096, USUAL, True, **CONSTANT)),
+    Work("constant_ridge", "λ = 0.02, less beside ‖H‖", GRADIENTS, whole_sequences(4, 4096, USUAL, True, **SMALL)),
+    Work("keys_part", "d = 32, B4 T4096", OUTPUTS, whole_sequences(4, 4096, Shape(dim=32), keys_alone=True)),
+    Work("keys_part", "and backward", GRADIENTS, whole_sequences(4, 4096, Shape(dim=32), True, keys_alone=True)),
 )
 
 HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]

@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/saved.h"
 #include "kernels/cuda/trial.h"
 
 namespace gka::kernels::cuda {
@@ -79,6 +81,55 @@ TEST(Choice, FewIterationsAndSmallRidgesAreHoppers) {
     EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
     EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
   }
+}
+
+/// GKA_TRIAL for a while.
+class OnTrial {
+ public:
+  explicit OnTrial(const char* names) { setenv("GKA_TRIAL", names, 1); }
+  OnTrial(const OnTrial&) = delete;
+  ~OnTrial() { unsetenv("GKA_TRIAL"); }
+};
+
+TEST(Choice, AConstantRidgeIsHoppersOnTrialAlone) {
+  Problem p = usual();
+  p.options.ridge_mode = RidgeMode::constant;
+  p.options.ridge = 0.25;
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
+  const OnTrial on("constant_ridge");
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
+  const double diagonal[128] = {};
+  const std::vector<std::function<void(Problem&)>> changes = {
+      [&](Problem& of) { of.options.ridge_diagonal = diagonal; },
+      [](Problem& of) { of.options.ridge = 0.019; },
+      [](Problem& of) { of.options.iterations = 31; },
+  };
+  for (const auto& change : changes) {
+    Problem other = p;
+    change(other);
+    EXPECT_EQ(choose_on(other, Outputs{}).path, Path::plain);
+    EXPECT_TRUE(std::string(choose_on(other, Outputs{}).why).starts_with("the Hopper kernels "));
+  }
+}
+
+TEST(Choice, TheKeysPartIsHoppersOnTrialAlone) {
+  Problem p = usual();
+  p.options.part = Part::solve;
+  p.key_dim = 32;
+  p.value_dim = 1;  // means nothing
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
+  const OnTrial on("keys_part,constant_ridge");
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
+  EXPECT_FALSE(hopper::keeps_tiles(p));
+  p.options.ridge_mode = RidgeMode::constant;
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
+  p = usual();
+  p.options.part = Part::memory;
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
 }
 
 TEST(Choice, AReportAndFloat64OutputsAreThePlainPaths) {

@@ -49,6 +49,13 @@ struct CudaOnHost {
   static void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const View& y);
 };
 
+/// The Hopper kernels' sources on the host, with as many threads as on a card.
+struct HopperOnHost {
+  static void forward(const Problem& problem, const Outputs& outputs);
+  /// For up to 128 value channels.
+  static void backward(const Problem& problem, const Saved& saved, const Gradients& gradients);
+};
+
 /// A token of a GKA block between its projections. Gates: β, the log of γ and α, `bias` [heads] for each.
 struct BlockStep {
   const Step& step;

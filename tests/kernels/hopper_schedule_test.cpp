@@ -181,5 +181,72 @@ TEST(HopperBlocks, EveryBlockHasChunksOfEveryHeadWhereThatCostsNobodyATaskMore) 
   EXPECT_EQ(blocks_for_heads(264, 8192, 8), 263);  // 65,536 tokens of 8 heads on 132 multiprocessors
 }
 
+/// Step by step, as the kernel takes them where tokens have schedules of their own, for (μ + ρ) ξ = 1 with μ ≤ 1 − ρ.
+double by_token_schedule(const Stages& stages, double mu, double rho) {
+  const auto own = static_cast<float>(rho);
+  cuda::hopper::TokenSchedule s(own);
+  const double pace = cuda::hopper::TokenSchedule::pace_of(own), h = pace * mu, ridge = pace * rho;
+  double now = cuda::hopper::TokenSchedule::start_of(own), before = 0, b = 1, sum = 0;
+  int i = 1;
+  for (int stage = 0;; ++stage) {
+    for (; i <= stages.last[stage]; ++i) {
+      const double q = s.next_weight(), next = h * now + s.a * now + s.b * before + q * b;
+      before = now, now = next;
+    }
+    if (stage == stages.count - 1) return sum + s.grown(own) * now;
+    const cuda::hopper::Residual at = s.restart(own);
+    const double error_before = at.grown_before * before - at.grown * now;
+    sum += at.grown * now;
+    b = 1 - (h * sum + ridge * sum) / pace;
+    now = at.e_weight * error_before + at.r_weight * b, before = 0;
+    i = stages.last[stage] + 2;
+  }
+}
+
+TEST(HopperTokenSchedule, IsThatOfKernelsScheduleWithAndWithoutResiduals) {
+  for (const double rho : {1e-4, 0.003, 0.02, 0.3, 0.9, 1.0}) {
+    for (const int steps : {7, 8, 30}) {
+      for (const double share : {0.0, 0.3, 1.0}) {  // of [0, 1 − ρ]
+        const double mu = share * (1 - rho);
+        ::gka::kernels::Schedule chebyshev(Solver::chebyshev, 1, rho);
+        double now = chebyshev.start().s, before = 0;
+        for (int i = 1; i <= steps; ++i) {
+          const Coefficients of = chebyshev.step(i);
+          const double next = now + of.m * (now - before) - of.s * ((mu + rho) * now - 1);
+          before = now, now = next;
+        }
+        for (const Stages& stages :
+             {Stages{.last = {steps}}, cuda::hopper::two_residuals(steps), cuda::hopper::residuals_everywhere(steps)}) {
+          EXPECT_NEAR(by_token_schedule(stages, mu, rho), now, 3e-5 * (1 + now))
+              << rho << ", " << steps << " steps, " << stages.count << " stages";
+        }
+      }
+    }
+  }
+}
+
+TEST(HopperTokenSchedule, ChunksAreRefinedByTheirOwnRidge) {
+  using cuda::hopper::refined_for;
+  EXPECT_EQ(refined_for(0.02f, 3.6f, 30), cuda::hopper::kNot);
+  EXPECT_EQ(refined_for(0.02f, 3.4f, 30), cuda::hopper::kTwice);
+  EXPECT_EQ(refined_for(0.02f, 3.4f, 12), cuda::hopper::kEverywhere);
+  EXPECT_EQ(refined_for(0.01f, 6.0f, 30), cuda::hopper::kTwice);
+  EXPECT_EQ(refined_for(0.01f, 3.0f, 30), cuda::hopper::kEverywhere);
+  EXPECT_EQ(refined_for(0.001f, 11.0f, 30), cuda::hopper::kEverywhere);
+  EXPECT_EQ(refined_for(10, 1, 30), cuda::hopper::kNot);
+  EXPECT_EQ(refined_for(0.02f, std::nanf(""), 30), cuda::hopper::kTwice);
+}
+
+TEST(HopperTokenSchedule, TakesAsManyStepsAsTheSmallestRidgeNeeds) {
+  using cuda::hopper::token_steps;
+  EXPECT_EQ(token_steps(1, 30, true), 8);
+  EXPECT_EQ(token_steps(0.25f, 30, true), 8);
+  const auto as_adaptive = static_cast<float>(0.02 / 1.02);  // the same spectrum, over its upper end
+  EXPECT_EQ(token_steps(as_adaptive, 30, true), cuda::hopper::make_schedule(0.02, 30, true).last);
+  EXPECT_EQ(token_steps(0.001f, 30, true), 30);
+  EXPECT_EQ(token_steps(0.25f, 30, false), 30);
+  EXPECT_EQ(token_steps(0.25f, 12, true), 12);
+}
+
 }  // namespace
 }  // namespace gka::kernels::test

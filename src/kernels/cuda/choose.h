@@ -14,6 +14,7 @@
 #include "gka/kernels.h"
 #include "kernels/cuda/hopper/schedule.h"
 #include "kernels/cuda/hopper/sizes.h"
+#include "kernels/cuda/trial.h"
 
 namespace gka::kernels::cuda {
 
@@ -21,8 +22,8 @@ namespace gka::kernels::cuda {
 
 namespace hopper {
 
-/// With less, x is so large where nothing was written that float16 operands show.
-inline constexpr double kSmallestRidge = 0.005;
+/// Iterations with a constant ridge.
+inline constexpr std::int64_t kMostBesideConstant = 30;
 
 struct Rule {
   bool (*holds)(const Problem&);
@@ -32,10 +33,17 @@ struct Rule {
 inline constexpr Rule kCarried[] = {
     {[](const Problem& p) { return p.q.dtype == DType::bfloat16 || p.q.dtype == DType::float16; },
      "the Hopper kernels take bfloat16 and float16"},
-    {[](const Problem& p) { return p.options.part == Part::both; }, "the Hopper kernels run the whole operator only"},
+    {[](const Problem& p) {
+       const bool keys = p.options.part == Part::solve && p.options.ridge_mode == RidgeMode::adaptive;
+       return p.options.part == Part::both || (keys && on_trial(Trial::keys_part));
+     },
+     "the Hopper kernels run the whole operator only"},
     {[](const Problem& p) { return p.options.solver == Solver::chebyshev; },
      "the Hopper kernels solve by Chebyshev only"},
-    {[](const Problem& p) { return p.options.ridge_mode == RidgeMode::adaptive; },
+    {[](const Problem& p) {
+       return p.options.ridge_mode == RidgeMode::adaptive ||
+              (p.options.ridge_diagonal == nullptr && on_trial(Trial::constant_ridge));
+     },
      "the Hopper kernels take the adaptive ridge only"},
     {[](const Problem& p) { return p.options.decay_keys; }, "the Hopper kernels decay H and U alike"},
     {[](const Problem& p) { return p.key_dim <= kLargeSize; }, "the Hopper kernels take up to 128 key channels"},
@@ -50,6 +58,14 @@ inline constexpr Rule kExact[] = {
      "the Hopper kernels have the implicit gradient only"},
     {[](const Problem& p) { return p.options.ridge >= kSmallestRidge; },
      "the Hopper kernels take a ridge of 0.005 or more"},
+    // λ/‖H‖_F is known when all is under way, and with strong decay ‖H‖_F is about that of one key, which is 1. What
+    // float16 loses of H grows with the square of the steps.
+    {[](const Problem& p) { return p.options.ridge_mode == RidgeMode::adaptive || p.options.ridge >= kUsualRidge; },
+     "the Hopper kernels take a constant ridge of 0.02 or more"},
+    {[](const Problem& p) {
+       return p.options.ridge_mode == RidgeMode::adaptive || p.options.iterations <= kMostBesideConstant;
+     },
+     "the Hopper kernels take up to 30 iterations with a constant ridge"},
 };
 
 inline const char* first_broken(std::span<const Rule> rules, const Problem& p) {
@@ -64,7 +80,7 @@ inline const char* why_not_carried(const Problem& p) { return first_broken(kCarr
 /// The same of its backward pass.
 inline const char* why_not_carried(const Problem& p, const Gradients& g) {
   if (const char* why = why_not_carried(p); *why != 0) return why;
-  if (p.key_dim % 4 != 0 || p.value_dim % 4 != 0) {
+  if (p.key_dim % 4 != 0 || (p.options.part == Part::both && p.value_dim % 4 != 0)) {
     return "the Hopper kernels' backward pass takes channels in multiples of 4";
   }
   if (g.d_o.dtype != p.q.dtype) return "the Hopper kernels take a gradient of o in the type of q";

@@ -189,11 +189,11 @@ class CurrentDevice {
 
 /// Blocks of this kernel that a multiprocessor holds at once.
 template <typename... Parameters>
-int resident_blocks(void (*kernel)(Parameters...), int shared_bytes) {
+int resident_blocks(void (*kernel)(Parameters...), int shared_bytes, int threads = kThreads) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "sizing shared memory");
   int count = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, kThreads, static_cast<std::size_t>(shared_bytes)),
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, threads, static_cast<std::size_t>(shared_bytes)),
         "asking for occupancy");
   return count;
 }
@@ -244,11 +244,11 @@ void launch_early(void (*kernel)(Parameters...), std::int64_t grid, int shared_b
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), "starting a kernel");
 }
 
-template <typename... Parameters, typename... Arguments>
+template <int kBlock = kThreads, typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), std::int64_t grid, int shared_bytes, void* stream,
             Arguments&&... arguments) {
   if (grid <= 0) return;
-  kernel<<<static_cast<unsigned>(grid), kThreads, static_cast<std::size_t>(shared_bytes),
+  kernel<<<static_cast<unsigned>(grid), kBlock, static_cast<std::size_t>(shared_bytes),
            static_cast<cudaStream_t>(stream)>>>(std::forward<Arguments>(arguments)...);
   check(cudaGetLastError(), "starting a kernel");
 }

@@ -51,6 +51,7 @@ struct SavedTiles {
 
 /// Whether Saved has H and U as tiles: where nothing is padded, and they fit (with D = 64 up to 262,144 tokens).
 constexpr bool keeps_tiles(const Problem& p) {
+  if (p.options.part != Part::both) return false;
   const int size = size_for(p.key_dim, p.value_dim);
   if (p.key_dim != size || p.value_dim != size) return false;
   return SavedTiles{.slots = slots_of(p), .dim = size}.bytes().fits(saved_room(p));

@@ -13,10 +13,12 @@
 namespace gka::kernels::cuda {
 
 enum class Trial : std::uint8_t {
-  crowd_step,     // step_registers.cu: one token for three heads and more to a multiprocessor
-  grouped_step,   // step_registers.cu: a GKA block's token with fewer key heads than heads
-  int8_products,  // many_products.cu and int8_rows.cu: int8 weights times more than eight rows
-  grouped_heads,  // keys and values that heads share are read where they are, not copied for each head
+  crowd_step,      // step_registers.cu: one token for three heads and more to a multiprocessor
+  grouped_step,    // step_registers.cu: a GKA block's token with fewer key heads than heads
+  int8_products,   // many_products.cu and int8_rows.cu: int8 weights times more than eight rows
+  grouped_heads,   // keys and values that heads share are read where they are, not copied for each head
+  constant_ridge,  // hopper/: RidgeMode::constant with one λ
+  keys_part,       // hopper/: Part::solve
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
@@ -24,6 +26,8 @@ inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"grouped_step", Trial::grouped_step},
     {"int8_products", Trial::int8_products},
     {"grouped_heads", Trial::grouped_heads},
+    {"constant_ridge", Trial::constant_ridge},
+    {"keys_part", Trial::keys_part},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.

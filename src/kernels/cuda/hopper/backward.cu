@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(256)
 template <typename Shape>
 void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& out, const Device& device) {
   constexpr int D = Shape::kSize;
-  const KeptStates states =
-      tiles ? kept_states<D>(p, saved) : KeptStates{room_for_states<D>(p, device, 1), room_for_states<D>(p, device, 1)};
+  const KeptStates states = tiles ? kept_states<D>(p, saved)
+                                  : KeptStates{room_for_states<D>(p, device, 1),
+                                               Shape::kValues ? room_for_states<D>(p, device, 1) : ChunkStates{}};
   const Cut cut = tiles ? start_cut(p, 1, device) : start_states<D>(p, saved, states, device);
   const auto given = [](const ChunkStates& of) {
     return bwd::GivenStates<D>{reinterpret_cast<const std::uint16_t*>(of.tiles), of.norm};
@@ -68,6 +69,21 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
   });
 }
 
+/// Calls body with the Shape for a problem of size D.
+template <int D, typename Body>
+void with_shape(const Problem& p, bool whole, Body&& body) {
+  with_type(p, [&](auto type) {
+    constexpr DType kType = decltype(type)::type;
+    const auto with_rest = [&](auto constant, auto values) {
+      constexpr bool kConstant = decltype(constant)::value, kValues = decltype(values)::value;
+      whole ? body(bwd::Shape<D, kType, true, kConstant, kValues>{})
+            : body(bwd::Shape<D, kType, false, kConstant, kValues>{});
+    };
+    if (p.options.part != Part::both) return with_rest(std::false_type{}, std::false_type{});
+    with_ridge(p, [&](auto constant) { with_rest(constant, std::true_type{}); });
+  });
+}
+
 bool all_whole(const Problem& p, const Gradients& g) {
   for (const View& view : {p.q, p.k, p.v, g.d_o, g.d_q, g.d_k, g.d_v}) {
     if (!bwd::lies_whole(view, p.q.dtype)) return false;
@@ -79,12 +95,9 @@ void run(const Problem& p, const Saved& saved, bool tiles, const Gradients& out,
   const CurrentDevice current(device.index);
   with_size(p, [&](auto size) {
     constexpr int D = decltype(size)::value;
-    const bool whole = p.key_dim == D && p.value_dim == D && all_whole(p, out);
-    with_type(p, [&](auto type) {
-      constexpr DType kType = decltype(type)::type;
-      whole ? run_as<bwd::Shape<D, kType, true>>(p, saved, tiles, out, device)
-            : run_as<bwd::Shape<D, kType, false>>(p, saved, tiles, out, device);
-    });
+    const bool all = p.key_dim == D && (p.value_dim == D || p.options.part != Part::both);
+    with_shape<D>(p, all && all_whole(p, out),
+                  [&](auto shape) { run_as<decltype(shape)>(p, saved, tiles, out, device); });
   });
 }
 
@@ -109,7 +122,8 @@ void restore_states(const Problem& p, const Saved& from, const Saved& to, const 
   });
 }
 
-void backward(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {
+void backward(const Problem& problem, const Saved& saved, const Gradients& out, const Device& device) {
+  const Problem p = without_values(problem);
   if (p.value_dim > kLargeSize) return backward_in_blocks(p, saved, out, device);
   run(p, saved, keeps_tiles(p), out, device);
 }

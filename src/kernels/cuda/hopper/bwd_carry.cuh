@@ -138,14 +138,19 @@ inline constexpr int kCarryLeftOut = D == 128 ? kCarryQuarter<D> : 0;
 template <int D>
 inline constexpr int kCarryBlocks = 8 * kCarryQuarter<D> - kCarryLeftOut<D>;
 
-/// Both gradients, in turn.
+/// The same for H alone.
 template <int D>
+inline constexpr int kCarryBlocksOfKeys = kCarryBlocks<D> - 4 * kCarryQuarter<D>;
+
+/// Both gradients, in turn; without values H's alone.
+template <int D, bool kValues>
 static __global__ void __launch_bounds__(kTileThreads, 4)
     bwd_carry(const __grid_constant__ Problem p, Plan plan, const float* zetas,
               const __grid_constant__ CarriedGradient<D> of_u, const __grid_constant__ CarriedGradient<D> of_h) {
   constexpr int kQuarter = kCarryQuarter<D>;
-  const std::int64_t state = block() / kCarryBlocks<D>;
-  const int part = static_cast<int>(block() % kCarryBlocks<D>), of_keys = part - 4 * kQuarter;
+  constexpr int kBlocks = kValues ? kCarryBlocks<D> : kCarryBlocksOfKeys<D>;
+  const std::int64_t state = block() / kBlocks;
+  const int part = static_cast<int>(block() % kBlocks), of_keys = part - (kValues ? 4 * kQuarter : 0);
   if (of_keys < 0) {
     carry_numbers<D, false>(p, plan, zetas, of_u, state * 4 * kQuarter + part);
   } else {

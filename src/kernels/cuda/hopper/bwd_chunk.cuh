@@ -5,6 +5,7 @@
 #include "kernels/cuda/hopper/gates.h"
 #include "kernels/cuda/hopper/stretch.cuh"
 #include "kernels/cuda/hopper/warpgroup.cuh"
+#include "kernels/system_scale.h"
 
 namespace gka::kernels::cuda::hopper::bwd {
 
@@ -79,7 +80,7 @@ enum Bad : int { kBadKey = 1, kBadValue = 2, kBadOutput = 4, kBadQuery = 8, kBad
 struct alignas(16) KeptGates {
   float reach[kChunk];  // log₂ Π_{i≤c} γ_i
   float beta[kChunk], alpha[kChunk];
-  float sigma[kChunk];  // 1/‖H_c‖, 0 where there is nothing to solve
+  float sigma[kChunk];  // 1/‖H_c‖ (with a constant ridge 1/(‖H_c‖ + λ)), 0 where there is nothing to solve
   float zeta[kChunk];   // what is left of the state before the chunk
   float end[kChunk];    // what is left at the chunk's end of what token c wrote
   float v_down[kChunk], o_down[kChunk], k_down[kChunk], q_down[kChunk];  // by which rows of tiles are to be multiplied
@@ -98,7 +99,8 @@ struct TokenGates : KeptGates {
   alignas(8) float poison[kChunk];  // to be added to what is written for a token: 0, or NaN
   alignas(16) float parts[4 * kChunk];
 
-  /// `log_norm` gets log₂ ‖H_c‖, kLog2Zero where there is none.
+  /// `log_norm` gets −log₂ σ_c, kLog2Zero where there is none.
+  template <bool kConstant>
   __device__ void load(const Problem& p, const double* norm, const Place& place, float* log_norm) {
     const Field<const double> norms = place.field(p, norm, 1);
     if (tile_thread() == 0) any_bad = any_forgets = any_poison = 0;
@@ -115,10 +117,15 @@ struct TokenGates : KeptGates {
       forgets[c] = g < kForgetsNarrow;
       if (forgets[c]) raise(&any_forgets);
       sums[c] = g != g ? 0.0 : forgets[c] ? kForgetLog2 : g * 1.4426950408889634;
-      log_norm[c] = f > 0 && finite(f) ? log2f(static_cast<float>(f)) : kLog2Zero;
+      if constexpr (!kConstant) log_norm[c] = f > 0 && finite(f) ? log2f(static_cast<float>(f)) : kLog2Zero;
       beta[c] = finite(b) ? b : 0;
       alpha[c] = finite(a) ? a : 0;
-      sigma[c] = f == 0 || !finite(f) ? 0 : static_cast<float>(1 / f);
+      if constexpr (kConstant) {
+        sigma[c] = there ? static_cast<float>(system_scale(p.options, f, 1, 1e38, false).sigma) : 0;
+        log_norm[c] = sigma[c] > 0 ? -log2f(sigma[c]) : kLog2Zero;
+      } else {
+        sigma[c] = f == 0 || !finite(f) ? 0 : static_cast<float>(1 / f);
+      }
       poison[c] = 0;
     });
     scan_tokens(&carry, [&](int c) { return sums[c]; }, [&](int c, double sum) { sums[c] = sum; });

@@ -196,19 +196,19 @@ __device__ __forceinline__ void request_chunk(const Scratch<D>& scratch, std::in
 }
 
 /// The chunk's place and scales, by one warp: not the one that asks for the tiles.
-template <int D>
+template <int D, bool kValues>
 __device__ __forceinline__ void read_numbers(const Scratch<D>& scratch, std::int64_t task, const Place& place,
                                              DkDvShared<D>& memory) {
   constexpr int kParts = kPartials<D>;
   if (tile_thread() < kTeams<D> * kTileThreads - kLanes) return;
   const auto or_nothing = [](float value) { return finite(value) ? value : 0; };
-  const float h_norm = or_nothing(scratch.h.norm[task]), u_norm = or_nothing(scratch.u.norm[task]);
-  const float r_down = scratch.r_down[task], g_down = scratch.g_down[task];
+  const float h_norm = or_nothing(scratch.h.norm[task]), u_norm = kValues ? or_nothing(scratch.u.norm[task]) : 0;
+  const float r_down = kValues ? scratch.r_down[task] : 0, g_down = scratch.g_down[task];
   float inner = 0;
 #pragma unroll
   for (int i = tile_thread() % kLanes; i < kParts; i += kLanes) {
     const bool symmetric = D == 128 && i / (kParts / 4) == 1;  // of H's only three quarters are there
-    inner += scratch.r_inner[task * kParts + i] * u_norm;
+    if constexpr (kValues) inner += scratch.r_inner[task * kParts + i] * u_norm;
     inner += symmetric ? 0 : scratch.g_inner[task * kParts + i] * h_norm;
   }
   inner = sum_lanes(inner);
@@ -427,42 +427,58 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, kDkDvBlock
 
   request_chunk(scratch, task, memory);
   const Place own_place = place_of_task(p, plan, static_cast<unsigned>(task));
-  fetch_rows<D, kWhole, kTeams<D>>(v, p.v, own_place.of_head(value_head(p, own_place.head)), sides.values);
-  fetch_rows<D, kWhole, kTeams<D>>(d_o, out.d_o, own_place, sides.values);
+  constexpr bool kValues = Shape::kValues;
+  if constexpr (kValues) {
+    fetch_rows<D, kWhole, kTeams<D>>(v, p.v, own_place.of_head(value_head(p, own_place.head)), sides.values);
+    fetch_rows<D, kWhole, kTeams<D>>(d_o, out.d_o, own_place, sides.values);
+  }
   const auto solved = SharedScores<D>::saved(scratch.scores + task * kChunk * kChunk);
-  read_numbers(scratch, task, own_place, memory);
+  read_numbers<D, kValues>(scratch, task, own_place, memory);
   sync();
   memory.tokens.wait(0);
   wait_for_copies();
   if (memory.place.len == 0) return;
-  settle_values<D, Shape::kType>(v, d_o, memory);
+  if constexpr (kValues) settle_values<D, Shape::kType>(v, d_o, memory);
   publish();
   bound_rows(memory, scale);
-  gates.lose_before(kBadKey | kBadQuery | kBadOutput, memory.values_lost);  // for dv
+  if constexpr (kValues) gates.lose_before(kBadKey | kBadQuery | kBadOutput, memory.values_lost);  // for dv
 
   // (v_j·do_c) q_c needs no solution.
   SharedScores<D> values, queries, answered;
-  values.template queue<Major::k, D>(v, d_o);
-  queries.template queue<Major::k, D>(k, q);
-  SharedScores<D>::finish(values, queries);
-  weigh_queries<D>(left, values, memory);
-  publish();
-  sync();
   SharedWide<D> sum, d_v, part;
-  sum.template queue<Major::mn, kChunk>(left, q);
-  answered.template queue<Major::k, D>(k, y);
-  SharedWide<D>::finish(sum, answered);
+  if constexpr (kValues) {
+    values.template queue<Major::k, D>(v, d_o);
+    queries.template queue<Major::k, D>(k, q);
+    SharedScores<D>::finish(values, queries);
+    weigh_queries<D>(left, values, memory);
+    publish();
+    sync();
+    sum.template queue<Major::mn, kChunk>(left, q);
+    answered.template queue<Major::k, D>(k, y);
+    SharedWide<D>::finish(sum, answered);
+  } else {
+    const auto nothing = [](const At&, float& a, float& b) { a = b = 0; };
+    values.each(nothing);
+    queries.each(nothing);
+    answered.template multiply<Major::k, D>(k, y);
+  }
   sync();
   weigh_solutions<D>(tiles, values, queries, answered, solved, memory);
   publish();
   sync();
   SharedScores<D> products;
-  d_v.template queue<Major::mn, kChunk>(left, d_o);
-  sum.template queue<Major::mn, kChunk, true>(left_x, x);
+  if constexpr (kValues) d_v.template queue<Major::mn, kChunk>(left, d_o);
+  sum.template queue<Major::mn, kChunk, kValues>(left_x, x);
   sum.template queue<Major::mn, kChunk, true>(left_y, y);
-  SharedWide<D>::finish(d_v, sum);
+  if constexpr (kValues) {
+    SharedWide<D>::finish(d_v, sum);
+  } else {
+    SharedWide<D>::finish(sum);
+  }
   sync();
-  memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kTileBytes<D>});  // all, or the first half
+  if constexpr (kValues) {
+    memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kTileBytes<D>});  // all, or the first half
+  }
   products.template multiply<Major::k, D>(k, k);
   weigh_keys<D>(tiles, products, memory);
   publish();
@@ -471,24 +487,26 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, kDkDvBlock
   sum.template queue<Major::mn, kChunk, true>(left, k);
   SharedWide<D>::finish(products, sum);
   sync();
-  if constexpr (D == 128) {
+  if constexpr (kValues && D == 128) {
     memory.tokens.request(BulkCopy{state.data + kSecondHalf<D>, scratch.r.tile(task) + kSecondHalf<D>, kTileBytes<D>});
   }
+  if constexpr (!kValues) request_symmetric<D>(memory.states, state, scratch.h.tile(task));
   sum_scores<D>(queries, products, memory);
 
-  // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
-  memory.states.wait(0);
-  if constexpr (D == 128) memory.tokens.wait(1);
-  part.template multiply<Major::k, D>(v, state);
-  part.row_sums_with(k, memory.values_arriving);
-  add_state(sum, part, gates.v_down, gates.end, memory.up_k, memory.r_down);
-  part.template multiply<Major::mn, D>(k, state);
-  add_state(d_v, part, gates.k_down, gates.end, memory.up_v, memory.r_down);
-  sync();
-  request_symmetric<D>(memory.states, state, scratch.h.tile(task));
-  write_dv<Shape>(d_v, out.d_v, sides.values, memory);
+  if constexpr (kValues) {  // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
+    memory.states.wait(0);
+    if constexpr (D == 128) memory.tokens.wait(1);
+    part.template multiply<Major::k, D>(v, state);
+    part.row_sums_with(k, memory.values_arriving);
+    add_state(sum, part, gates.v_down, gates.end, memory.up_k, memory.r_down);
+    part.template multiply<Major::mn, D>(k, state);
+    add_state(d_v, part, gates.k_down, gates.end, memory.up_v, memory.r_down);
+    sync();
+    request_symmetric<D>(memory.states, state, scratch.h.tile(task));
+    write_dv<Shape>(d_v, out.d_v, sides.values, memory);
+  }
   // With the state before the chunk.
-  memory.states.wait(1);
+  memory.states.wait(kValues ? 1 : 0);
   part.multiply_symmetric(x, state);
   part.row_sums_with(y, memory.state_solved);
   sync();
@@ -499,7 +517,7 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, kDkDvBlock
   add_state(sum, part, gates.k_down, memory.solutions.reach, memory.up_k, -memory.h_norm);
   gates.lose_before(~0, memory.keys_lost);
   // What arrives: Ḡ' k_j.
-  memory.states.wait(0);
+  memory.states.wait(kValues ? 0 : 1);
   part.multiply_symmetric(k, last_state);
   part.row_sums_with(k, memory.arriving);
   write_dk<Shape>(sum, part, out.d_k, sides.dim, memory);

@@ -32,7 +32,7 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
   Solutions& solutions = memory.solutions;
   const Tile x_tile{memory.x, kChunk}, x_lo{memory.x_lo, kChunk}, y_tile{memory.y, kChunk}, q{memory.x_lo, kChunk};
   const float scale = static_cast<float>(p.options.scale);
-  const float ridge = p.options.ridge_gradient ? static_cast<float>(p.options.ridge) : 0;
+  const float ridge = !Shape::kConstant && p.options.ridge_gradient ? static_cast<float>(p.options.ridge) : 0;
   Rows y;
   if constexpr (kWide) {
     read_tokens<Shape>(udo, p, place, scratch.udo);

@@ -31,18 +31,19 @@ States<D> room_for_states(const Device& device, std::int64_t tasks) {
 }
 
 /// Queues the carrying of both gradients.
-template <int D>
+template <int D, bool kValues>
 void start_carry(const Problem& p, const Plan& plan, const Device& device, const float* zeta, CarriedGradient<D> of_u,
                  CarriedGradient<D> of_h) {
   const std::int64_t states = p.sequences * p.heads;
   for (CarriedGradient<D>* c : {&of_u, &of_h}) {
-    if (c->start == nullptr) continue;
+    if (c->start == nullptr || (!kValues && c == &of_u)) continue;
     float* const largest = allocate<float>(device, states);
     launch_tiles(find_largest, states, 1024, device.stream, static_cast<std::int64_t>(c->rows) * c->columns, c->start,
                  largest);
     c->largest = largest;
   }
-  launch_tiles(bwd_carry<D>, states * kCarryBlocks<D>, sizeof(CarryShared), device.stream, p, plan, zeta, of_u, of_h);
+  constexpr int kBlocks = kValues ? kCarryBlocks<D> : kCarryBlocksOfKeys<D>;
+  launch_tiles(bwd_carry<D, kValues>, states * kBlocks, sizeof(CarryShared), device.stream, p, plan, zeta, of_u, of_h);
 }
 
 /// Queues a backward pass. `scratch` has H and U already; solve(scratch) queues the solve of
@@ -64,41 +65,42 @@ void run(const Problem& p, const Saved& saved, const Gradients& out, const Plan&
   scratch.scores = allocate<std::uint16_t>(device, tasks * kChunk * kChunk);
   scratch.solutions = allocate<Solutions>(device, tasks);
   scratch.g_inner = allocate<float>(device, tasks * kPartials<D>);
-  scratch.r_inner = allocate<float>(device, tasks * kPartials<D>);
+  if (Shape::kValues) scratch.r_inner = allocate<float>(device, tasks * kPartials<D>);
   scratch.zeta = allocate<float>(device, tasks);
   scratch.of_h = allocate<float>(device, tasks);
   scratch.g = room_for_states<D>(device, tasks);
-  scratch.r = room_for_states<D>(device, tasks);
+  if (Shape::kValues) scratch.r = room_for_states<D>(device, tasks);
   scratch.g_down = allocate<float>(device, tasks);
-  scratch.r_down = allocate<float>(device, tasks);
+  if (Shape::kValues) scratch.r_down = allocate<float>(device, tasks);
 
   launch_tiles(bwd_rhs_du<Shape>, tasks, sizeof(RhsShared<D>), device.stream, p, saved, out, plan, scratch);
   solve(scratch);
   launch_tiles<kTeams<D>>(bwd_dq_dh<Shape>, tasks, sizeof(DqShared<D>), device.stream, p, saved, out, plan, scratch);
-  start_carry<D>(p, plan, device, scratch.zeta,
-                 {.parts = scratch.r,
-                  .down = scratch.r_down,
-                  .start = static_cast<const float*>(out.d_u),
-                  .last = static_cast<float*>(out.d_u0),
-                  .rows = dim,
-                  .columns = values,
-                  .states = scratch.u,
-                  .inner = scratch.r_inner},
-                 {.parts = scratch.g,
-                  .down = scratch.g_down,
-                  .start = static_cast<const float*>(out.d_h),
-                  .last = static_cast<float*>(out.d_h0),
-                  .rows = dim,
-                  .columns = dim,
-                  .states = scratch.h,
-                  .inner = scratch.g_inner,
-                  .of_h = scratch.of_h});
+  start_carry<D, Shape::kValues>(p, plan, device, scratch.zeta,
+                                 {.parts = scratch.r,
+                                  .down = scratch.r_down,
+                                  .start = static_cast<const float*>(out.d_u),
+                                  .last = static_cast<float*>(out.d_u0),
+                                  .rows = dim,
+                                  .columns = values,
+                                  .states = scratch.u,
+                                  .inner = scratch.r_inner},
+                                 {.parts = scratch.g,
+                                  .down = scratch.g_down,
+                                  .start = static_cast<const float*>(out.d_h),
+                                  .last = static_cast<float*>(out.d_h0),
+                                  .rows = dim,
+                                  .columns = dim,
+                                  .states = scratch.h,
+                                  .inner = scratch.g_inner,
+                                  .of_h = scratch.of_h});
   if (out.d_h0 != nullptr) {
     const std::int64_t numbers = p.sequences * p.heads * dim * dim;
     launch_tiles(make_symmetric, min<std::int64_t>((numbers + kTileThreads - 1) / kTileThreads, 1 << 16), 0,
                  device.stream, p.sequences * p.heads, dim, static_cast<float*>(out.d_h0));
   }
-  launch_tiles<kTeams<D>>(bwd_dkdv<Shape>, tasks, sizeof(DkDvShared<D>), device.stream, p, out, plan, scratch);
+  launch_tiles<kTeams<D>>(bwd_dkdv<typename Shape::WithoutRidge>, tasks, sizeof(DkDvShared<D>), device.stream, p, out,
+                          plan, scratch);
 }
 
 }  // namespace gka::kernels::cuda::hopper::bwd

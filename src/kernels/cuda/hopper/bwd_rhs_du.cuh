@@ -48,14 +48,42 @@ __device__ __forceinline__ void mix(Wide<D>& x, float scale, RhsShared<D>& memor
   });
 }
 
-/// Keys and rows of the system, from ‖H_0‖ and tr H_0. `gates.poison` says what of H is lost.
+/// How the chunk is refined and how many steps it takes otherwise, where tokens have schedules of their own.
+/// `memory.weight` and `memory.spread` are the chunk's and the state's part of σ tr H; a barrier inside.
 template <int D>
-__device__ __forceinline__ void prepare_solve(const Place& place, const Scratch<D>& scratch, std::int64_t task,
-                                              float eta, float trace, bool ample, RhsShared<D>& memory) {
+__device__ __forceinline__ void choose_steps(const Place& place, const Options& options, bool ample, SystemRows& rows,
+                                             RhsShared<D>& memory) {
+  const auto ridge = static_cast<float>(options.ridge);
+  const bool may_refine = options.refine && options.iterations > 0 && !ample;
+  each_of(kChunk, [&](int c) {
+    const float sigma = memory.gates.sigma[c], rho = ridge * sigma, rest = 1 - rho;
+    const bool live = memory.row[c] != kLog2Zero;
+    memory.m_down[c] = live ? 1 / sigma : 0;
+    if (!live || !may_refine || c >= place.len || !is_asked(c, place.len) || !(rest > 1e-6f)) return;
+    const float trace = memory.weight[c] / TokenSchedule::pace_of(min(rho, 1.0f)) + memory.spread[c];
+    const Refined how = refined_for(rho / rest, trace / rest, options.iterations);
+    if (how != kNot) raise(&memory.refined);
+    if (how == kEverywhere) raise(&memory.everywhere);
+  });
+  const float largest = bits_to_float(largest_of_tokens(memory.m_down));
+  if (tile_thread() != 0) return;
+  rows.refined = !memory.refined ? kNot : memory.everywhere ? kEverywhere : kTwice;
+  rows.schedule = token_steps(largest > 0 ? min(ridge / largest, 1.0f) : 1, options.iterations, options.refine);
+}
+
+/// Keys and rows of the system, from ‖H_0‖ and tr H_0. `gates.poison` says what of H is lost.
+template <int D, bool kConstant>
+__device__ __forceinline__ void prepare_solve(const Place& place, const Options& options, const Scratch<D>& scratch,
+                                              std::int64_t task, float eta, float trace, bool ample,
+                                              RhsShared<D>& memory) {
   TokenGates& gates = memory.gates;
   const SolveNumbers& solve = scratch.solve;
   SystemRows& rows = scratch.rows(task);
   const float log_eta = eta > 0 ? log2f(eta) : kLog2Zero, log_pace = log2f(solve.pace);
+  const auto pace_of = [&](int c) {
+    const float ridge = kConstant ? static_cast<float>(options.ridge) : 0;
+    return kConstant ? TokenSchedule::pace_of(min(ridge * gates.sigma[c], 1.0f)) : solve.pace;
+  };
   Scores squares;
   squares.template multiply<Major::k, D>({memory.k, kChunk}, {memory.k, kChunk});
   squares.each([&](const At& at, float a, float b) {
@@ -73,7 +101,7 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch<
     }
     const auto since = static_cast<float>(gates.sums[c] - before);
     const bool lost = gates.poison[c] != 0, live = c < place.len && !lost && memory.log_norm[c] > kVanishedLog2;
-    const float row = live ? since - memory.log_norm[c] + log_pace : kLog2Zero;
+    const float row = live ? since - memory.log_norm[c] + (kConstant ? log2f(pace_of(c)) : log_pace) : kLog2Zero;
     const float column = gates.beta[c] > 0 ? log2f(gates.beta[c]) + 2 * log2f(gates.k_down[c]) - since : kLog2Zero;
     // Below 1e-12 the state is nothing beside what the chunk itself has written.
     const float left = live && !forgotten ? power_of_two(gates.reach[c] + log_eta - memory.log_norm[c]) : 0;
@@ -83,7 +111,8 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch<
     memory.spread[c] = left * (eta > 0 ? trace / eta : 0);
     rows.row[c] = row * static_cast<float>(kLn2);
     rows.column[c] = column * static_cast<float>(kLn2);
-    rows.t[c] = solve.pace * max(left, 1e-12f);
+    rows.t[c] = pace_of(c) * max(left, 1e-12f);
+    if constexpr (kConstant) rows.inverse_norm[c] = gates.sigma[c];
     rows.factor[c] = live ? gates.sigma[c] : lost ? bits_to_float(0x7fc00000u) : 0;
     if (c == 0) rows.chunk = {place.batch, place.begin, place.len};
   });
@@ -102,6 +131,7 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Scratch<
   squares.row_sums(memory.weight,
                    [&](const At& at, float a, float b) { return a * square.x[at.c] + b * square.x[at.c + 1]; });
   sync();
+  if constexpr (kConstant) return choose_steps<D>(place, options, ample, rows, memory);
   each_of(place.len, [&](int c) {
     const float spread = memory.weight[c] / solve.pace + memory.spread[c];
     if (memory.row[c] == kLog2Zero) return;
@@ -176,13 +206,18 @@ __device__ __forceinline__ void leave_float32(Scores (&udo)[Shape::kSize / 64], 
 }
 
 /// The right-hand side as the solve takes it: rows scaled by powers of two so that float16 holds the iterates.
-template <int D>
-__device__ __forceinline__ void leave_rhs(Scores (&udo)[D / 64], const Scratch<D>& scratch, std::int64_t task,
-                                          bool wide, TokenGates& gates) {
+template <int D, bool kConstant>
+__device__ __forceinline__ void leave_rhs(Scores (&udo)[D / 64], const Options& options, const Scratch<D>& scratch,
+                                          std::int64_t task, bool wide, TokenGates& gates) {
   auto tops = udo[0].tops();
   const auto others = udo[D / 64 - 1].tops();
   for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) {
-    tops.x[r] = scale_of(float_to_bits(max(tops.x[r], others.x[r]))).up * scratch.solve.headroom;
+    tops.x[r] = scale_of(float_to_bits(max(tops.x[r], others.x[r]))).up * (kConstant ? 1 : scratch.solve.headroom);
+  }
+  if constexpr (kConstant) {
+    const auto headroom =
+        Scores::per_row([&](int row) { return token_headroom(static_cast<float>(options.ridge) * gates.sigma[row]); });
+    for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) tops.x[r] *= headroom.x[r];
   }
   udo[0].each_row([&](int row, int r) {
     scratch.rows(task).unscale[row] = 1 / tops.x[r];
@@ -219,6 +254,33 @@ __device__ __forceinline__ void leave_du(const Scratch<D>& scratch, std::int64_t
                        gates);
 }
 
+/// The keys' part alone: do_c is the right-hand side, and nothing is known of values.
+template <typename Shape>
+__device__ __forceinline__ void leave_keys_alone(const Problem& p, const Place& place,
+                                                 const Scratch<Shape::kSize>& scratch, std::int64_t task,
+                                                 RhsShared<Shape::kSize>& memory) {
+  constexpr int D = Shape::kSize;
+  TokenGates& gates = memory.gates;
+  Scores udo[D / 64];
+  const auto o_down = Scores::of_rows(gates.o_down);
+  const auto lost = Scores::per_row(
+      [&](int row) { return gates.poison[row] + (gates.bad[row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0); });
+#pragma unroll
+  for (int half = 0; half < D / 64; ++half) {
+    udo[half].each_beside({memory.d_o + half * kChunk * 64, kChunk}, [&](const At& at, float& a, float& b, Pair of) {
+      a = of.x * o_down.x[at.r] + lost.x[at.r];
+      b = of.y * o_down.x[at.r] + lost.x[at.r];
+    });
+  }
+  const bool wide = scratch.solve.float32 || memory.refined;
+  if (wide) leave_float32<Shape>(udo, p, place, scratch);
+  leave_rhs<D, Shape::kConstant>(udo, p.options, scratch, task, wide, gates);
+  each_of(kChunk, [&](int c) { gates.state_read[c] = gates.v_down[c] = 0; });
+  if (tile_thread() == 0) gates.wide = wide;
+  sync();
+  keep(scratch.gates[task], static_cast<const KeptGates&>(gates));
+}
+
 template <typename Shape>
 __global__ void __launch_bounds__(kTileThreads, Shape::kSize == 64 ? 4 : 3)
     bwd_rhs_du(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
@@ -238,26 +300,39 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kSize == 64 ? 4 : 3)
   const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
 
   // Asked for early, needed late.
-  const float h_given = scratch.h.norm[task], u_given = scratch.u.norm[task];
+  const float h_given = scratch.h.norm[task], u_given = Shape::kValues ? scratch.u.norm[task] : 0;
   const float trace = scratch.trace != nullptr ? scratch.trace[task] : 0;
   const bool ample = scratch.ample != nullptr && scratch.ample[task] != 0;
   memory.arrival.init();
   memory.arrival_rest.init();
-  fetch_rows<D, kWhole>(v, p.v, place.of_head(value_head(p, place.head)), sides.values);
-  fetch_rows<D, kWhole>(d_o, out.d_o, place, sides.values);
+  if constexpr (Shape::kValues) {
+    fetch_rows<D, kWhole>(v, p.v, place.of_head(value_head(p, place.head)), sides.values);
+    fetch_rows<D, kWhole>(d_o, out.d_o, place, sides.values);
+  } else {
+    fetch_rows<D, kWhole>(d_o, out.d_o, place, sides.dim);
+  }
   fetch_rows<D, kWhole>(k, p.k, place.of_head(key_head(p, place.head)), sides.dim);
   fetch_rows<D, kWhole>(q, p.q, place, sides.dim);
-  gates.load(p, saved.norm, place, memory.log_norm);
+  gates.load<Shape::kConstant>(p, saved.norm, place, memory.log_norm);
   wait_for_copies();
   sync();
-  settle_rows<D, Shape::kType, 4, kBadValue | kBadOutput << 4 | kBadKey << 8 | kBadQuery << 12>(memory.v, gates.v_down,
-                                                                                                gates);
+  if constexpr (Shape::kValues) {
+    settle_rows<D, Shape::kType, 4, kBadValue | kBadOutput << 4 | kBadKey << 8 | kBadQuery << 12>(memory.v,
+                                                                                                  gates.v_down, gates);
+  } else {
+    settle_rows<D, Shape::kType, 3, kBadOutput | kBadKey << 4 | kBadQuery << 8>(memory.d_o, gates.o_down, gates);
+  }
   publish();
   sync();
   send_tile(scratch.q_tiles + task * kTileNumbers<D>, memory.q, kTileBytes<D>);
   send_tile(scratch.packed(task, 0), memory.k, kTileBytes<D>);
   gates.lose_after(kBadKey, !finite(h_given));
-  prepare_solve<D>(place, scratch, task, h_given, trace, ample, memory);
+  prepare_solve<D, Shape::kConstant>(place, p.options, scratch, task, h_given, trace, ample, memory);
+  if constexpr (!Shape::kValues) {
+    if (tile_thread() == 0) scratch.zeta[task] = gates.zeta[kChunk - 1];
+    leave_keys_alone<Shape>(p, place, scratch, task, memory);
+    return finish_sending();
+  }
   const float u_norm = finite(u_given) ? u_given : 0;
   gates.lose_after(kBadKey | kBadValue, !finite(u_given));
   if (tile_thread() == 0) scratch.zeta[task] = gates.zeta[kChunk - 1];
@@ -289,7 +364,7 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kSize == 64 ? 4 : 3)
   if constexpr (D == 128) request_state(memory.arrival_rest, memory.k, 1);
   add_state<D>(udo, left, u_norm, memory);
   if (wide) leave_float32<Shape>(udo, p, place, scratch);
-  leave_rhs<D>(udo, scratch, task, wide, gates);
+  leave_rhs<D, Shape::kConstant>(udo, p.options, scratch, task, wide, gates);
   sync();
   leave_du<D>(scratch, task, u_norm, wide, memory);
   finish_sending();

@@ -92,11 +92,13 @@ template <int D>
 using SharedSquare = Product<D / 64, D, kTeams<D>>;
 
 /// What a kernel is compiled for. kWhole: key_dim = value_dim = kSize, and all views are of that type and lie aligned.
-template <int kSize_, DType kType_, bool kWhole_>
+/// kConstant: the ridge is. kValues: there are values; else it is the keys' part alone, whose o is x.
+template <int kSize_, DType kType_, bool kWhole_, bool kConstant_ = false, bool kValues_ = true>
 struct Shape {
   static constexpr int kSize = kSize_;
   static constexpr DType kType = kType_;
-  static constexpr bool kWhole = kWhole_;
+  static constexpr bool kWhole = kWhole_, kConstant = kConstant_, kValues = kValues_;
+  using WithoutRidge = Shape<kSize_, kType_, kWhole_, false, kValues_>;  // for what does not ask how it is
 };
 
 /// Sizes, known to the compiler where they are whole.

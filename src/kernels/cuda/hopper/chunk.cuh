@@ -7,8 +7,6 @@
 // exactly 0 in float32 and float64, and no case has to be told apart.
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include <type_traits>
 
 #include "kernels/cuda/hopper/gates.h"
@@ -382,23 +380,14 @@ inline bool whole_pairs(const View& view, std::int64_t columns) {
 template <typename... Parameters>
 std::int64_t blocks_of(void (*kernel)(Parameters...), std::int64_t tasks, int shared_bytes, int device,
                        int threads = kWarpgroup) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-        "sizing shared memory");
-  int resident = 0;
-  check(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, static_cast<std::size_t>(shared_bytes)),
-      "asking for occupancy");
-  return min<std::int64_t>(tasks, max(resident, 1) * multiprocessors(device));
+  return min<std::int64_t>(tasks, max(resident_blocks(kernel, shared_bytes, threads), 1) * multiprocessors(device));
 }
 
 template <int kBlock = kWarpgroup, typename... Parameters, typename... Arguments>
 void start(void (*kernel)(Parameters...), std::int64_t tasks, int shared_bytes, const Device& device,
            Arguments&&... arguments) {
   const std::int64_t blocks = blocks_of(kernel, tasks, shared_bytes, device.index, kBlock);
-  if (blocks <= 0) return;
-  kernel<<<static_cast<unsigned>(blocks), kBlock, static_cast<std::size_t>(shared_bytes),
-           static_cast<cudaStream_t>(device.stream)>>>(std::forward<Arguments>(arguments)...);
-  check(cudaGetLastError(), "starting a kernel");
+  launch<kBlock>(kernel, blocks, shared_bytes, device.stream, std::forward<Arguments>(arguments)...);
 }
 
 /// Room for segments, and groups of up to `per_group` of them.

@@ -193,9 +193,7 @@ static __global__ void __launch_bounds__(256)
 }
 
 /// A barrier of one warpgroup.
-__device__ __forceinline__ void sync_group() {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + thread() / kWarpgroup), "n"(kWarpgroup) : "memory");
-}
+__device__ __forceinline__ void sync_group() { sync_some<kWarpgroup>(1 + thread() / kWarpgroup); }
 
 /// A state of D×N over the accumulators of D/64 products.
 template <int D, int N>
@@ -410,8 +408,9 @@ __device__ __forceinline__ GroupTask group_task(const Problem& p, const Cut& cut
 }
 
 /// The warpgroups that make tiles: a unit of the next chunk is asked for as soon as that of this one is stored.
-/// kShared: heads may share keys or values. A switch, because these threads have no register left for it.
-template <int D, bool kEveryChunk, DType kType, bool kWhole, bool kShared>
+/// kValues: there is U too. kShared: heads may share keys or values; a switch, because these threads have no register
+/// left for it.
+template <int D, bool kEveryChunk, DType kType, bool kValues, bool kWhole, bool kShared>
 __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, const ChunkHCall& w, char* tiles,
                                               ChunkHShared<ChunkHLayout<D, kEveryChunk>::kStages>& s, int tasks,
                                               int across) {
@@ -439,7 +438,7 @@ __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, 
       fade = w.updates.chunk[chunk];
     };
     keys.template fetch_units<kWhole>(keys_of(0));
-    values.template fetch_units<kWhole>(values_of(0));
+    if constexpr (kValues) values.template fetch_units<kWhole>(values_of(0));
     fetch_weights(0);
 #pragma unroll 1
     for (int i = 0; i < t.walked; ++i, turn.next()) {
@@ -455,10 +454,12 @@ __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, 
             keys.template store_weighted<kType>(stage, stage + Room::kTile, stage + 2 * Room::kTile, n, weight[n]);
         keys.template fetch_unit<kWhole>(next_keys, n);
       }
+      if constexpr (kValues) {
 #pragma unroll
-      for (int n = 0; n < Rows::kOwn; ++n) {
-        lost[1] |= values.template store_checked<kType>(stage + 3 * Room::kTile, n, weight[n]);
-        values.template fetch_unit<kWhole>(next_values, n);
+        for (int n = 0; n < Rows::kOwn; ++n) {
+          lost[1] |= values.template store_checked<kType>(stage + 3 * Room::kTile, n, weight[n]);
+          values.template fetch_unit<kWhole>(next_values, n);
+        }
       }
       if (lost[0]) s.lost[turn.stage][0] = counted;
       if (lost[0] || lost[1]) s.lost[turn.stage][1] = counted;
@@ -554,7 +555,8 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
   if (kEveryChunk && thread() % kWarpgroup == 0) bulk_store_finish();
 }
 
-template <int D, bool kEveryChunk, DType kType, bool kShared>
+/// kValues: else there is no U, and the warpgroup that would have it has nothing to do.
+template <int D, bool kEveryChunk, DType kType, bool kValues, bool kShared>
 __global__ void __launch_bounds__(kChunkHThreads, kChunkHBlocks<D>)
     chunk_h(const __grid_constant__ Problem p, Cut cut, const __grid_constant__ ChunkHCall w) {
   constexpr int kStages = ChunkHLayout<D, kEveryChunk>::kStages;
@@ -562,22 +564,23 @@ __global__ void __launch_bounds__(kChunkHThreads, kChunkHBlocks<D>)
   char* const tiles = aligned_tiles();
   if (thread() < kStages) {
     barrier_init(&s.full[thread()], kProducers);
-    barrier_init(&s.empty[thread()], 2 * kWarpgroup / 32);
+    barrier_init(&s.empty[thread()], (kValues ? 2 : 1) * kWarpgroup / 32);
     s.lost[thread()][0] = s.lost[thread()][1] = 0;
     barrier_fence();
   }
   sync();
-  const int across = (w.u.columns + D - 1) / D;
+  const int across = kValues ? (w.u.columns + D - 1) / D : 1;
   const int tasks = static_cast<int>(cut.count(p)) * heads_of(p) * across;
   if (thread() < kProducers) {
     set_registers<kProducerRegisters<D>, false>();
     if (w.whole_k && w.whole_v) {
-      produce_tiles<D, kEveryChunk, kType, true, kShared>(p, cut, w, tiles, s, tasks, across);
+      produce_tiles<D, kEveryChunk, kType, kValues, true, kShared>(p, cut, w, tiles, s, tasks, across);
     } else {
-      produce_tiles<D, kEveryChunk, kType, false, kShared>(p, cut, w, tiles, s, tasks, across);
+      produce_tiles<D, kEveryChunk, kType, kValues, false, kShared>(p, cut, w, tiles, s, tasks, across);
     }
   } else {
     set_registers<kConsumerRegisters<D>, true>();
+    if (!kValues && thread() >= kChunkHThreads - kWarpgroup) return;
     consume_tiles<D, kEveryChunk, kType>(p, cut, w, tiles, s, tasks, across);
   }
 }

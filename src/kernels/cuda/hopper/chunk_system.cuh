@@ -37,7 +37,7 @@ struct SystemShared {
   float reference[kChunk], from_state[kChunk];
   alignas(8) float diagonal[kChunk];
   float product[kChunk];
-  float t[kChunk];                // ζη/f, or −1 where there is no answer
+  float t[kChunk];                // ζη/f, or −1 where there is no answer; with a constant ridge ρ
   float spread[kWarpgroup / 32];  // the lowest tr H/‖H‖_F of a warp's tokens
   float inverse_norm[kChunk];
   float quadratic[kChunk];   // k_cᵀ(H_0/η)k_c
@@ -202,6 +202,22 @@ __device__ __forceinline__ float spread_asked(const SystemShared& s, float trace
   return !(inverse > 0) ? kWide : spread >= 0 ? spread : 0;
 }
 
+/// What the token that a thread is asked about wants.
+struct Asked {
+  float least;  // tr H/‖H‖_F below which the chunk is refined
+  bool refined, everywhere;
+};
+/// With a constant ridge, where the token has tr H/‖H‖_F = spread, as `spread_asked` has found it.
+__device__ __forceinline__ Asked asked_beside_ridge(const Options& options, const SystemShared& s, float spread,
+                                                    int length) {
+  const int c = asked_token(thread() / (kWarpgroup / kAsked), length);
+  const float ridge = static_cast<float>(options.ridge) * s.inverse_norm[c];
+  if (!options.refine || options.iterations == 0 || !(ridge > 0)) return {0, false, false};
+  const Refined how = refined_for(ridge, spread, options.iterations);
+  const bool always = ridge < static_cast<float>(kSmallestRidge);
+  return {always ? 2 * kWide : static_cast<float>(kAmple) / ridge, how != kNot, how == kEverywhere};
+}
+
 /// What is known of the keys' common direction u, |u| = 1, in shared memory.
 template <int D>
 struct Direction {
@@ -315,7 +331,7 @@ __device__ __forceinline__ void prefetch_queries(const View& q, const Stretch& c
   const int lines = (dim * 2 + 127) / 128;
   for (int i = thread(); i < chunk.length * lines; i += kWarpgroup) {
     const auto* row = static_cast<const char*>(q.data) + offset(q, chunk.batch, chunk.begin + i / lines, head) * 2;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + i % lines * 128));
+    ask_for(row + i % lines * 128);
   }
 }
 
@@ -379,7 +395,9 @@ struct ScaledRows {
                     words[i / 2] = read_word<decltype(at_once)::value>(view.data, at, one, two);
                   });
   }
-  __device__ __forceinline__ void scale(float headroom) {
+  /// headroom(half): of either row.
+  template <typename Headroom>
+  __device__ __forceinline__ void scale(Headroom&& headroom) {
     unsigned top[2] = {0, 0};  // numbers without their signs are ordered as their bits are
 #pragma unroll
     for (int i = 0; i < D / 4; ++i) top[i % 2] = __vmaxu2(top[i % 2], words[i] & 0x7fff7fffu);
@@ -388,8 +406,8 @@ struct ScaledRows {
     for (int i = 0; i < 2; ++i) {
       const float2 both = to_floats<kType>(top[i]);
       const RowScale row = scale_of(fmaxf(both.x, both.y));
-      by[i] = row.scale * headroom;
-      unscale[i] = row.unscale / headroom;
+      by[i] = row.scale * headroom(i);
+      unscale[i] = row.unscale / headroom(i);
     }
 #pragma unroll
     for (int i = 0; i < D / 4; ++i) {
@@ -439,6 +457,33 @@ __device__ __forceinline__ void leave_norm(const Problem& p, const Stretch& chun
   }
 }
 
+/// The same with a constant ridge, where the system is divided by ‖H_c‖_F + λ and every token has a pace of its own. A
+/// token with nothing remembered has an answer too.
+__device__ __forceinline__ void leave_norm_beside_ridge(const Problem& p, const Stretch& chunk, int head, int c,
+                                                        double log_eta, std::uint64_t lost, double* norm,
+                                                        SystemShared& s, SystemRows* rows) {
+  const int len = static_cast<int>(chunk.length);
+  const double log_norm = find_log_norm(s, c, log_eta), of_h = log_norm < -700 ? 0 : exp_of(log_norm);
+  const bool is_lost = (lost >> c & 1) != 0;
+  const SystemScale scale = system_scale(p.options, of_h, 1, 1e38, is_lost);
+  const bool live = c < len && scale.sigma > 0;
+  const auto rho = static_cast<float>(live ? scale.rho : 1);
+  const float pace = TokenSchedule::pace_of(rho);
+  const double log_sigma = live ? static_cast<double>(logf(static_cast<float>(scale.sigma))) : 0;
+  s.row[c] = rows->row[c] =
+      live ? s.gates.since[c] + static_cast<float>(log_sigma) + logf(pace) : static_cast<float>(kLogZero);
+  rows->inverse_norm[c] = live ? static_cast<float>(scale.sigma) : 0;
+  s.inverse_norm[c] = live && log_norm > kVanished ? static_cast<float>(exp_of(-log_norm)) : 0;
+  const float t = live ? max(expf(static_cast<float>(s.gates.g[c] + log_eta + log_sigma)), 1e-12f) : 1e-12f;
+  rows->t[c] = pace * t;
+  s.t[c] = live ? rho : 1;
+  rows->factor[c] = live ? 1 : is_lost ? bits_to_float(0x7fc00000u) : 0;
+  if (c < len) {
+    const std::int64_t at = (chunk.batch * p.tokens + chunk.begin + c) * p.heads + head;
+    norm[at] = is_lost ? not_a_number() : of_h;
+  }
+}
+
 /// What `solve` and `chunk_o` know of token j besides.
 __device__ __forceinline__ void leave_gates(const Problem& p, const Stretch& chunk, int head, int j, std::uint64_t bad,
                                             const SystemShared& s, SystemRows* rows) {
@@ -481,6 +526,26 @@ __device__ __forceinline__ void leave_mask(SystemShared& s, float pace, float et
   if (lane() == 0) s.spread[thread() / 32] = lowest;
 }
 
+/// The mask alone.
+__device__ __forceinline__ void leave_mask(const SystemShared& s, uint4* mask) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    std::uint32_t of_mask[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float2 m = mask_at(s.row, s.column, s.gates.from, 8 * i + 2 * w);
+      of_mask[w] = pack_half(m.x, m.y);
+    }
+    mask[i * kWarpgroup] = {of_mask[0], of_mask[1], of_mask[2], of_mask[3]};
+  }
+}
+
+/// The lowest of a number of which threads have their own, as `leave_mask` leaves the lowest spread.
+__device__ __forceinline__ void leave_smallest(SystemShared& s, float own) {
+  const float lowest = bits_to_float(__reduce_min_sync(0xffffffffu, float_to_bits(own)));
+  if (lane() == 0) s.spread[thread() / 32] = lowest;
+}
+
 /// The right-hand side, in that order.
 template <int D, DType kType>
 __device__ __forceinline__ void leave_rhs(const ScaledRows<D, kType>& b, SystemRows* rows, uint4* rhs) {
@@ -491,7 +556,7 @@ __device__ __forceinline__ void leave_rhs(const ScaledRows<D, kType>& b, SystemR
   }
 }
 
-template <int D, DType kType>
+template <int D, DType kType, bool kConstant>
 __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 5 : 4)
     chunk_system(const __grid_constant__ Problem p, Plan plan, const ChunkGates* gates, ChunkStates states,
                  double* norm, const __grid_constant__ Schedules schedules, char* systems, bool whole_k, bool q_pairs) {
@@ -547,26 +612,42 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 5 : 4)
     ScaledRows<D, kType> b;
     b.fetch(p.q, chunk, head, dim, q_pairs);
     if (c < kChunk) {
-      leave_norm(p, chunk, head, c, log_eta, lost, pace, norm, s, rows);
+      if constexpr (kConstant) {
+        leave_norm_beside_ridge(p, chunk, head, c, log_eta, lost, norm, s, rows);
+      } else {
+        leave_norm(p, chunk, head, c, log_eta, lost, pace, norm, s, rows);
+      }
     } else {
       leave_gates(p, chunk, head, c - kChunk, bad, s, rows);
     }
     sync();
     const float asked = schedules.may_refine ? spread_asked(s, trace, len) : kWide;
-    leave_mask(s, pace, eta, trace, reinterpret_cast<uint4*>(system + SystemLayout<D>::kMask) + thread());
-    b.scale(headroom);
+    const Asked own =
+        kConstant ? asked_beside_ridge(p.options, s, asked, len)
+                  : Asked{schedules.least_spread, asked < schedules.least_spread, asked < schedules.least_for_two};
+    auto* const mask = reinterpret_cast<uint4*>(system + SystemLayout<D>::kMask) + thread();
+    if constexpr (kConstant) {
+      leave_mask(s, mask);
+      leave_smallest(s, s.t[c % kChunk]);
+      b.scale([&](int half) { return token_headroom(s.t[own_row() + 8 * half]); });
+    } else {
+      leave_mask(s, pace, eta, trace, mask);
+      b.scale([&](int) { return headroom; });
+    }
     leave_rhs<D, kType>(b, rows, reinterpret_cast<uint4*>(system + SystemLayout<D>::kRhs) + thread());
     if (c == 0) bulk_store_wait();
-    int refined = __syncthreads_or(asked < schedules.least_spread) != 0 ? kTwice : kNot;
+    int refined = __syncthreads_or(own.refined) != 0 ? kTwice : kNot;
     if (refined != kNot) {
-      const bool few = needs_refining_beside_outlier(s, along, h, k, eta, trace, log_eta, len, schedules.least_spread);
-      const bool any = __syncthreads_or(few) != 0, everywhere = __syncthreads_or(asked < schedules.least_for_two) != 0;
+      const bool few = needs_refining_beside_outlier(s, along, h, k, eta, trace, log_eta, len, own.least);
+      const bool any = __syncthreads_or(few) != 0, everywhere = __syncthreads_or(own.everywhere) != 0;
       refined = !any ? kNot : everywhere ? kEverywhere : kTwice;
       if (c == 0 && !any) states.ample[task] = 1;
     }  // and nobody reads the rows and tiles any more
     if (c == 0) {
+      const float lowest = fminf(fminf(s.spread[0], s.spread[1]), fminf(s.spread[2], s.spread[3]));
       rows->refined = refined;
-      rows->schedule = schedule_for(schedules, fminf(fminf(s.spread[0], s.spread[1]), fminf(s.spread[2], s.spread[3])));
+      rows->schedule =
+          kConstant ? token_steps(lowest, p.options.iterations, p.options.refine) : schedule_for(schedules, lowest);
       s.bad_keys = 0;
     }
   }

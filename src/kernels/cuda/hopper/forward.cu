@@ -24,11 +24,24 @@ char* start_systems(const Problem& p, const Plan& plan, const ChunkGates* gates,
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   auto* const systems = allocate<char>(device, slots_of(p) * SystemLayout<D>::kBytes);
   with_type(p, [&](auto type) {
-    constexpr auto kernel = chunk_system<D, decltype(type)::type>;
-    start(kernel, blocks_of_chunks(kernel, p, kSystemBytes<D>, device), kSystemBytes<D>, device, p, plan, gates, states,
-          norm, schedules, systems, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
+    with_ridge(p, [&](auto constant) {
+      constexpr auto kernel = chunk_system<D, decltype(type)::type, decltype(constant)::value>;
+      start(kernel, blocks_of_chunks(kernel, p, kSystemBytes<D>, device), kSystemBytes<D>, device, p, plan, gates,
+            states, norm, schedules, systems, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
+    });
   });
   return systems;
+}
+
+/// x = σ x̃, the keys' part's answer.
+__global__ void __launch_bounds__(256)
+    write_x(const __grid_constant__ Problem p, const float* x, const double* norm, const __grid_constant__ View to) {
+  const std::int64_t rows = p.batch * p.tokens * p.heads;
+  for (std::int64_t i = block() * 256 + thread(); i < rows * p.key_dim; i += blocks() * 256) {
+    const std::int64_t row = i / p.key_dim, token = row / p.heads;
+    const auto sigma = static_cast<float>(system_scale(p.options, norm[row], 1, 1e38, false).sigma);
+    write(to, offset(to, token / p.tokens, token % p.tokens, row % p.heads) + i % p.key_dim, x[i] * sigma);
+  }
 }
 
 template <int D>
@@ -47,6 +60,7 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
                   .skip_last = out.h == nullptr && out.u == nullptr,
                   .whole_k = whole_units(p.k, p.key_dim),
                   .whole_v = whole_units(p.v, p.value_dim)};
+  const bool values = p.options.part == Part::both;
   start_chunk_h<D, false>(p, cut, call, device);
   const GroupStates of_h{.parts = h,
                          .start = static_cast<const float*>(p.h0),
@@ -68,18 +82,23 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
   } else {
     call.h.chunks = room_for_states<D>(p, device, 1);
     call.h.saved = static_cast<float*>(out.saved.h);
-    call.u.chunks = room_for_states<D>(p, device, (width + D - 1) / D);
+    if (values) call.u.chunks = room_for_states<D>(p, device, (width + D - 1) / D);
     call.u.saved = static_cast<float*>(out.saved.u);
   }
   start_chunk_h<D, true>(p, cut, call, device);
   auto* const norm = out.saved.norm != nullptr ? out.saved.norm : allocate<double>(device, per_token);
   const char* const systems = start_systems<D>(p, cut.plan, updates.gates, call.h.chunks, norm, device);
+  auto* const x = static_cast<float*>(out.saved.x);
   const SolveCall queries{.rhs = p.q,
-                          .x = static_cast<float*>(out.saved.x),
+                          .x = x != nullptr || values ? x : allocate<float>(device, per_token * dim),
                           .z = allocate<uint4>(device, slots * D / 8 * kWarpgroup),
                           .z_scale = allocate<float>(device, slots * kChunk),
                           .certainty = out.report.certainty};
   start_solve<D, true>(p, cut.plan, call.h.chunks, queries, device, systems);
+  if (!values) {
+    start<256>(write_x, (per_token * dim + 255) / 256, 0, device, p, queries.x, norm, out.o);
+    return;
+  }
   const OutputCall output{.o = out.o,
                           .systems = systems,
                           .z = queries.z,
@@ -97,7 +116,8 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
 
 void forward(const Problem& p, const Outputs& out, const Device& device) {
   const CurrentDevice current(device.index);
-  with_size(p, [&](auto size) { forward_as<decltype(size)::value>(p, out, device); });
+  const Problem own = without_values(p);
+  with_size(own, [&](auto size) { forward_as<decltype(size)::value>(own, out, device); });
 }
 
 }  // namespace gka::kernels::cuda::hopper

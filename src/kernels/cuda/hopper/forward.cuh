@@ -31,6 +31,35 @@ void with_size(const Problem& p, Body&& body) {
   }
 }
 
+/// Calls body with whether the ridge is constant as a compile-time constant.
+template <typename Body>
+void with_ridge(const Problem& p, Body&& body) {
+  if (p.options.ridge_mode == RidgeMode::constant) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
+
+/// Calls body with whether there are values as a compile-time constant.
+template <typename Body>
+void with_values(const Problem& p, Body&& body) {
+  if (p.options.part == Part::both) {
+    body(std::true_type{});
+  } else {
+    body(std::false_type{});
+  }
+}
+/// The keys' part alone as the whole operator without values: what it would ask of them is not there.
+inline Problem without_values(Problem p) {
+  if (p.options.part == Part::both) return p;
+  p.value_dim = 0;
+  p.v = p.alpha = {};
+  p.u0 = nullptr;
+  p.options.scale = 1;
+  return p;
+}
+
 /// Room for the states of `across` blocks of D columns at the start of every chunk.
 template <int D>
 ChunkStates room_for_states(const Problem& p, const Device& device, int across) {
@@ -80,12 +109,17 @@ inline Beginning start_pass(const Problem& p, int per_group, const Device& devic
 /// H and U of groups of segments, or at the start of every chunk.
 template <int D, bool kEveryChunk>
 void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, const Device& device) {
-  const std::int64_t across = (p.value_dim + D - 1) / D;
   const bool shared = p.key_group > 1 || p.value_group > 1;
   with_type(p, [&](auto type) {
-    constexpr DType kType = decltype(type)::type;
-    start<kChunkHThreads>(shared ? chunk_h<D, kEveryChunk, kType, true> : chunk_h<D, kEveryChunk, kType, false>,
-                          cut.room * p.heads * across, ChunkHLayout<D, kEveryChunk>::kBytes, device, p, cut, call);
+    with_values(p, [&](auto values) {
+      constexpr DType kType = decltype(type)::type;
+      constexpr bool kValues = decltype(values)::value;
+      const std::int64_t across = kValues ? (p.value_dim + D - 1) / D : 1;
+      // Keys alone always ask for the group: an instance less to compile.
+      start<kChunkHThreads>(shared ? chunk_h<D, kEveryChunk, kType, kValues, true>
+                                   : chunk_h<D, kEveryChunk, kType, kValues, !kValues>,
+                            cut.room * p.heads * across, ChunkHLayout<D, kEveryChunk>::kBytes, device, p, cut, call);
+    });
   });
 }
 
@@ -102,11 +136,13 @@ void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, 
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   if (p.batch * p.tokens * p.heads == 0) return;
   with_type(p, [&](auto type) {
-    constexpr auto kernel = solve<D, decltype(type)::type, kReads>;
-    const std::int64_t blocks = blocks_of_chunks(kernel, p, kSolveBytes<D>, device);
-    auto* const parked = allocate<float4>(device, blocks * kParked<D>);
-    start(kernel, blocks, kSolveBytes<D>, device, p, plan, states, call, schedules, systems, parked,
-          whole_pairs(call.rhs, p.key_dim));
+    with_ridge(p, [&](auto constant) {
+      constexpr auto kernel = solve<D, decltype(type)::type, kReads, decltype(constant)::value>;
+      const std::int64_t blocks = blocks_of_chunks(kernel, p, kSolveBytes<D>, device);
+      auto* const parked = allocate<float4>(device, blocks * kParked<D>);
+      start(kernel, blocks, kSolveBytes<D>, device, p, plan, states, call, schedules, systems, parked,
+            whole_pairs(call.rhs, p.key_dim));
+    });
   });
 }
 

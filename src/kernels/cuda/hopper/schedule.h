@@ -48,6 +48,8 @@ inline constexpr double kGoal = 6e-3;
 inline constexpr std::int64_t kBudget = 20;
 /// With less of a ridge the steps that there are do not converge.
 inline constexpr double kUsualRidge = 0.02;
+/// With less, x is so large where nothing was written that float16 operands show.
+inline constexpr double kSmallestRidge = 0.005;
 
 /// What c_i comes to on spectra in [ridge, top + ridge].
 inline double limit_of_pace(double ridge, double top) {
@@ -89,6 +91,13 @@ inline Stages residuals_everywhere(int steps) {
   return s;
 }
 
+/// As many steps as kGoal needs.
+constexpr int enough_steps(double rate) {
+  const auto enough = static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate) - 1e-9));
+  const int some = enough < 8 ? 8 : enough;
+  return some + some % 2;
+}
+
 /// `early`: no more steps than kGoal needs. With `stages`: all of them, with residuals on the way.
 inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early, Stages* stages = nullptr,
                               double top = 1) {
@@ -100,11 +109,7 @@ inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early,
              .faster = static_cast<float>(faster)};
   s.headroom = static_cast<float>(std::exp2(std::floor(std::log2(std::min(1.0, 50 * ridge)))));
   int steps = static_cast<int>(iterations);
-  if (early) {
-    const int enough =
-        std::max(8, static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate_of(ridge, top)) - 1e-9)));
-    steps = static_cast<int>(std::min<std::int64_t>(iterations, enough + enough % 2));
-  }
+  if (early) steps = static_cast<int>(std::min<std::int64_t>(iterations, enough_steps(rate_of(ridge, top))));
   s.last = steps;
 
   kernels::Schedule chebyshev(Solver::chebyshev, top + ridge, ridge);
@@ -188,6 +193,78 @@ inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refi
     all.reaches = i + 1;
   }
   return all;
+}
+
+// ---- A ridge of each token's own --------------------------------------------------------------------------------
+
+/// With a constant ridge λ a token's system is σH + ρ with a spectrum in [ρ, 1] (kernels/system_scale.h), and ρ is its
+/// own. Its weights are found step by step: with Ω the limit of ω_i and v_i = Ω/ω_i
+///
+///   c = 4/(1 + √ρ)²,   Ω = c (1 + ρ)/2,   v_i = Ω − (Ω − 1)/v_{i-1},   v_0 = Ω/2
+///   a_i = −c (1 − ρ)/2,   b_i = 1 − Ω,   q_i = −c/g_{i-1},   g_i = −g_{i-1}/v_i
+///
+/// (ω_i = 4/(4 − r²ω_{i-1}) with r = (1 − ρ)/(1 + ρ) makes 1 − ω_i = −r²ω_iω_{i-1}/4, and r²Ω²/4 is Ω − 1.) Only what
+/// every step needs is kept, in the registers of threads that have few: ρ is asked for where it is needed again.
+struct TokenSchedule {
+  float a, b, v, q;
+
+  constexpr explicit TokenSchedule(float rho)
+      : a(-0.5f * pace_of(rho) * (1 - rho)), b(1 - limit_of(rho)), v(0.5f * limit_of(rho)), q(-pace_of(rho)) {}
+
+  static constexpr float pace_of(float rho) {
+    const float root = 1 + std::sqrt(rho);
+    return 4 / (root * root);
+  }
+  static constexpr float limit_of(float rho) { return 0.5f * pace_of(rho) * (1 + rho); }
+  static constexpr float start_of(float rho) { return 2 / (1 + rho); }
+
+  /// Before a step with weights a, b and q: what comes after it.
+  constexpr float next_weight() {
+    const float now = q;
+    advance();
+    q *= -v;
+    return now;
+  }
+  /// g of the last step.
+  constexpr float grown(float rho) const { return -pace_of(rho) / q; }
+  /// The step without a product behind a residual.
+  constexpr Residual restart(float rho) {
+    Residual at{.grown = grown(rho), .grown_before = -grown(rho) * v};
+    advance();
+    at.e_weight = 1 - (1 - b) / v;
+    at.r_weight = pace_of(rho) / v;
+    q = -pace_of(rho);
+    return at;
+  }
+
+ private:
+  constexpr void advance() { v = 1 - b + b / v; }
+};
+
+/// What a right-hand side of order 1 is scaled by: iterates reach 1/ρ, and within kMostSteps a few thousand at most.
+constexpr float token_headroom(float rho) {
+  float headroom = 1;
+  for (; headroom > 50 * rho && headroom > 1.0f / 32; headroom /= 2) continue;
+  return headroom;
+}
+
+/// How many steps a chunk takes that is not refined, of the smallest ρ of its tokens.
+constexpr int token_steps(float rho, std::int64_t iterations, bool refine) {
+  const auto all = static_cast<int>(iterations);
+  if (!refine || iterations < kBudget || !(rho > 0)) return all;
+  const double root = std::sqrt(static_cast<double>(rho)), rate = (1 - root) / (1 + root);
+  const int enough = enough_steps(rate > 0.01 ? rate : 0.01);
+  return enough < all ? enough : all;
+}
+
+/// How a token with ‖H‖_F = λ/ridge and tr H/‖H‖_F = spread wants its chunk refined. Where the ridge is less than what
+/// float16 operands are known to do, in every step.
+constexpr Refined refined_for(float ridge, float spread, std::int64_t iterations) {
+  constexpr float kUsual = static_cast<float>(kUsualRidge), kNeeded = static_cast<float>(kAmple);
+  if (ridge < static_cast<float>(kSmallestRidge)) return kEverywhere;
+  if (spread * ridge >= kNeeded) return kNot;
+  const bool converges = iterations >= kBudget && ridge >= kUsual;
+  return !converges && !(spread * (ridge < kUsual ? kUsual : ridge) >= kNeeded) ? kEverywhere : kTwice;
 }
 
 }  // namespace gka::kernels::cuda::hopper

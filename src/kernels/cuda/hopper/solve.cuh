@@ -75,6 +75,63 @@ __device__ __forceinline__ void store_tile(char* tile, float* down, const float 
   }
 }
 
+/// A number for each of a thread's two rows, or one for both.
+struct OfRows {
+  float x[2];
+};
+template <typename T>
+__device__ __forceinline__ T of_row(T both, int) {
+  return both;
+}
+__device__ __forceinline__ float of_row(const OfRows& each, int half) { return each.x[half]; }
+__device__ __forceinline__ float negative(float both) { return -both; }
+__device__ __forceinline__ OfRows negative(const OfRows& each) { return {-each.x[0], -each.x[1]}; }
+
+/// ρ of a thread's two rows, where tokens have their own.
+__device__ __forceinline__ OfRows rho_of(const SystemRows& rows, const Options& options) {
+  const auto ridge = static_cast<float>(options.ridge);
+  const auto of = [&](int row) { return rows.factor[row] > 0 ? fminf(ridge * rows.inverse_norm[row], 1.0f) : 1; };
+  return {of(own_row()), of(own_row() + 8)};
+}
+/// ξ_0 over b, of two rows.
+__device__ __forceinline__ OfRows starts_of(const SystemRows& rows, const Options& options) {
+  const OfRows rho = rho_of(rows, options);
+  return {TokenSchedule::start_of(rho.x[0]), TokenSchedule::start_of(rho.x[1])};
+}
+/// What Schedule and Residual have, of two rows.
+struct RowPaces {
+  OfRows pace, inverse_pace, ridge;
+
+  __device__ __forceinline__ explicit RowPaces(const OfRows& rho) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      pace.x[i] = TokenSchedule::pace_of(rho.x[i]);
+      inverse_pace.x[i] = 1 / pace.x[i];
+      ridge.x[i] = rho.x[i] * pace.x[i];
+    }
+  }
+};
+struct RowResidual {
+  OfRows grown, grown_before, e_weight, r_weight;
+};
+/// The schedules of two rows.
+struct RowSchedules {
+  TokenSchedule row[2];
+
+  __device__ __forceinline__ explicit RowSchedules(const OfRows& rho)
+      : row{TokenSchedule(rho.x[0]), TokenSchedule(rho.x[1])} {}
+  __device__ __forceinline__ RowResidual restart(const OfRows& rho) {
+    const Residual one = row[0].restart(rho.x[0]), two = row[1].restart(rho.x[1]);
+    return {.grown = {one.grown, two.grown},
+            .grown_before = {one.grown_before, two.grown_before},
+            .e_weight = {one.e_weight, two.e_weight},
+            .r_weight = {one.r_weight, two.r_weight}};
+  }
+  __device__ __forceinline__ OfRows grown(const OfRows& rho) const {
+    return {row[0].grown(rho.x[0]), row[1].grown(rho.x[1])};
+  }
+};
+
 /// One chunk's solve: what a thread keeps beside the iterates.
 template <int D>
 struct ChunkSolver {
@@ -84,12 +141,13 @@ struct ChunkSolver {
   float t[2], inverse_t[2];
 
   /// u2 ← ξ_i from u1 = ξ_{i-1} and u2 = ξ_{i-2}, all over their g.
-  __device__ __forceinline__ void step(float (&u1)[D / 2], float (&u2)[D / 2], float a, float b, float q) const {
+  template <typename Weight>
+  __device__ __forceinline__ void step(float (&u1)[D / 2], float (&u2)[D / 2], Weight a, Weight b, Weight q) const {
     const std::uint64_t keys = descriptor(k, kChunk * 128), state = descriptor(h, D * 128);
     std::uint32_t operand[D / 4];
 #pragma unroll
     for (int i = 0; i < D / 4; ++i) operand[i] = pack_half(u1[2 * i], u1[2 * i + 1]);
-    const float fill[2] = {b * inverse_t[0], b * inverse_t[1]};
+    const float fill[2] = {of_row(b, 0) * inverse_t[0], of_row(b, 1) * inverse_t[1]};
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) u2[i] *= fill[i / 2 % 2];
     float scores[32];
@@ -123,8 +181,9 @@ struct ChunkSolver {
       for (int w = 0; w < 4; ++w) {
         const int at = 8 * i + 2 * w;
         const float2 b_at = unpack_half(words[w]);
-        u2[at] = t[w % 2] * u2[at] + (a * u1[at] + q * b_at.x);
-        u2[at + 1] = t[w % 2] * u2[at + 1] + (a * u1[at + 1] + q * b_at.y);
+        const float of_u = of_row(a, w % 2), of_b = of_row(q, w % 2);
+        u2[at] = t[w % 2] * u2[at] + (of_u * u1[at] + of_b * b_at.x);
+        u2[at + 1] = t[w % 2] * u2[at + 1] + (of_u * u1[at + 1] + of_b * b_at.y);
       }
     }
     hold(u2);
@@ -143,6 +202,21 @@ struct ChunkSolver {
     for (; i < last; i += 2) {
       step(u1, u2, schedule.a[i], schedule.b[i], schedule.q[i]);
       step(u2, u1, schedule.a[i + 1], schedule.b[i + 1], schedule.q[i + 1]);
+    }
+  }
+
+  /// The same where tokens have schedules of their own; step 0 makes ξ_0.
+  __device__ __forceinline__ void steps(float (&u1)[D / 2], float (&u2)[D / 2], RowSchedules& schedules, int i,
+                                        int last, const SystemRows& rows, const Options& options) const {
+    TokenSchedule(&row)[2] = schedules.row;
+    const auto take = [&](float (&now)[D / 2], float (&next)[D / 2], const OfRows& q) {
+      step(now, next, OfRows{row[0].a, row[1].a}, OfRows{row[0].b, row[1].b}, q);
+    };
+    const auto next_weights = [&] { return OfRows{row[0].next_weight(), row[1].next_weight()}; };
+#pragma unroll 1
+    for (; i < last; i += 2) {
+      take(u1, u2, i == 0 ? starts_of(rows, options) : next_weights());
+      take(u2, u1, next_weights());
     }
   }
 
@@ -212,15 +286,18 @@ struct Parked {
 };
 
 /// ξ_0 = start · b in u1, nothing in u2; of refined chunks b is needed again.
-template <int D>
-__device__ __forceinline__ void start_iterates(float (&u1)[D / 2], float (&u2)[D / 2], const uint4* rhs, float start,
+template <int D, typename Weight>
+__device__ __forceinline__ void start_iterates(float (&u1)[D / 2], float (&u2)[D / 2], const uint4* rhs, Weight start,
                                                bool refined, const Parked<D>& parked) {
 #pragma unroll
   for (int n = 0; n < D / 2; n += 8) {
     const uint4 words = rhs[n / 8 * kWarpgroup];
     const float2 b[4] = {unpack_half(words.x), unpack_half(words.y), unpack_half(words.z), unpack_half(words.w)};
 #pragma unroll
-    for (int w = 0; w < 4; ++w) u1[n + 2 * w] = start * b[w].x, u1[n + 2 * w + 1] = start * b[w].y;
+    for (int w = 0; w < 4; ++w) {
+      const float by = of_row(start, w % 2);
+      u1[n + 2 * w] = by * b[w].x, u1[n + 2 * w + 1] = by * b[w].y;
+    }
     if (refined) parked.rhs[n / 8 * kWarpgroup] = words;
   }
 #pragma unroll
@@ -240,16 +317,16 @@ __device__ __forceinline__ void speed_up(uint4* mask, const Schedule& schedule) 
 }
 
 /// Adds what the stage has come to to ξ, in u1, and parks it and the iterate before.
-template <int D>
-__device__ __forceinline__ void park_iterates(float (&u1)[D / 2], float (&u2)[D / 2], const Residual& at, int stage,
+template <int D, typename At>
+__device__ __forceinline__ void park_iterates(float (&u1)[D / 2], float (&u2)[D / 2], const At& at, int stage,
                                               const Parked<D>& parked) {
 #pragma unroll
   for (int n = 0; n < D / 2; n += 4) {
     float now[4], before[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      now[e] = at.grown * u1[n + e];
-      before[e] = at.grown_before * u2[n + e] - now[e];
+      now[e] = of_row(at.grown, e / 2) * u1[n + e];
+      before[e] = of_row(at.grown_before, e / 2) * u2[n + e] - now[e];
     }
     parked.before[n / 4 * kWarpgroup] = {before[0], before[1], before[2], before[3]};
     if (stage > 0) {
@@ -263,17 +340,17 @@ __device__ __forceinline__ void park_iterates(float (&u1)[D / 2], float (&u2)[D 
 }
 
 /// u2 ← −(b − (H̃ + a) u1), times pace.
-template <int D>
+template <int D, typename Paces>
 __device__ __forceinline__ void find_residual(const ChunkSolver<D>& solver, float (&u1)[D / 2], float (&u2)[D / 2],
-                                              const Schedule& schedule, const SystemRows& rows, const SolveCall& call,
+                                              const Paces& schedule, const SystemRows& rows, const SolveCall& call,
                                               std::int64_t head, int dim, bool rhs_pairs, const Parked<D>& parked) {
   const auto exact_mask = [&](int n) { return mask_at(rows.row, rows.column, rows.from, n); };
   solver.apply_exactly(u1, u2, exact_mask, [&] {
-    const float by = -schedule.pace;
+    const auto by = negative(schedule.pace);
     const auto add = [&](int n, const float2& b) {
       const float t = solver.t[n / 2 % 2];
-      u2[n] = t * u2[n] + (schedule.ridge * u1[n] + by * b.x);
-      u2[n + 1] = t * u2[n + 1] + (schedule.ridge * u1[n + 1] + by * b.y);
+      u2[n] = t * u2[n] + (of_row(schedule.ridge, n / 2 % 2) * u1[n] + of_row(by, n / 2 % 2) * b.x);
+      u2[n + 1] = t * u2[n + 1] + (of_row(schedule.ridge, n / 2 % 2) * u1[n + 1] + of_row(by, n / 2 % 2) * b.y);
     };
     if (call.rhs.dtype == DType::float32) {  // as it came, not as float16
       const float scale[2] = {1 / rows.unscale[own_row()], 1 / rows.unscale[own_row() + 8]};
@@ -291,9 +368,9 @@ __device__ __forceinline__ void find_residual(const ChunkSolver<D>& solver, floa
 }
 
 /// The residual becomes the right-hand side, and the step without a product the first iterate of the next stage.
-template <int D>
-__device__ __forceinline__ void start_stage(float (&u1)[D / 2], float (&u2)[D / 2], const Schedule& schedule,
-                                            const Residual& at, uint4* rhs, const Parked<D>& parked) {
+template <int D, typename Paces, typename At>
+__device__ __forceinline__ void start_stage(float (&u1)[D / 2], float (&u2)[D / 2], const Paces& schedule, const At& at,
+                                            uint4* rhs, const Parked<D>& parked) {
 #pragma unroll
   for (int n = 0; n < D / 2; n += 8) {
     const float4 rest[2] = {parked.before[n / 4 * kWarpgroup], parked.before[(n / 4 + 1) * kWarpgroup]};
@@ -301,10 +378,11 @@ __device__ __forceinline__ void start_stage(float (&u1)[D / 2], float (&u2)[D / 
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const int m = n + 2 * w;
-      const float first = -schedule.inverse_pace * u2[m], second = -schedule.inverse_pace * u2[m + 1];
+      const float first = -of_row(schedule.inverse_pace, w % 2) * u2[m];
+      const float second = -of_row(schedule.inverse_pace, w % 2) * u2[m + 1];
       const float4& e = rest[w / 2];
-      u1[m] = at.e_weight * (w % 2 == 0 ? e.x : e.z) + at.r_weight * first;
-      u1[m + 1] = at.e_weight * (w % 2 == 0 ? e.y : e.w) + at.r_weight * second;
+      u1[m] = of_row(at.e_weight, w % 2) * (w % 2 == 0 ? e.x : e.z) + of_row(at.r_weight, w % 2) * first;
+      u1[m + 1] = of_row(at.e_weight, w % 2) * (w % 2 == 0 ? e.y : e.w) + of_row(at.r_weight, w % 2) * second;
       u2[m] = u2[m + 1] = 0;
       words[w] = pack_half(first, second);
     }
@@ -314,22 +392,22 @@ __device__ __forceinline__ void start_stage(float (&u1)[D / 2], float (&u2)[D / 
 }
 
 /// x from the last stage's iterate, in its own scale; 0 and NaN stand for tokens without an answer.
-template <int D>
-__device__ __forceinline__ void finish_x(float (&u1)[D / 2], const float (&unscale)[2], const Schedule& schedule,
+template <int D, typename Weight>
+__device__ __forceinline__ void finish_x(float (&u1)[D / 2], const float (&unscale)[2], const Weight& grown_last,
                                          const SystemRows& rows, bool refined, const Parked<D>& parked) {
   float factor[2], nothing[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float by = rows.factor[own_row() + 8 * i];
-    factor[i] = by > 0 ? by * unscale[i] * schedule.grown_last : 0;
+    factor[i] = by > 0 ? by * unscale[i] * of_row(grown_last, i) : 0;
     nothing[i] = by > 0 ? 0 : by;
   }
   if (refined) {
-    const float once = 1 / schedule.grown_last;
+    const float once = 1 / of_row(grown_last, 0), below = 1 / of_row(grown_last, 1);
 #pragma unroll
     for (int n = 0; n < D / 2; n += 4) {
       const float4 then = parked.x[n / 4 * kWarpgroup];
-      u1[n] += once * then.x, u1[n + 1] += once * then.y, u1[n + 2] += once * then.z, u1[n + 3] += once * then.w;
+      u1[n] += once * then.x, u1[n + 1] += once * then.y, u1[n + 2] += below * then.z, u1[n + 3] += below * then.w;
     }
   }
 #pragma unroll
@@ -349,9 +427,9 @@ __device__ __forceinline__ void each_of_query(const uint4* query, Body&& body) {
 }
 
 /// 1 − q·ρx̃/‖q‖² of this thread's rows, `to` those of the chunk's tokens, `heads` apart.
-template <int D>
+template <int D, typename Weight>
 __device__ __forceinline__ void write_certainty(const float (&u1)[D / 2], const SystemRows& rows, const uint4* query,
-                                                double ridge, double* to, std::int64_t heads) {
+                                                Weight ridge, double* to, std::int64_t heads) {
   float dots[2] = {0, 0}, squares[2] = {0, 0};
   each_of_query<D>(query, [&](int at, int half, float2 q) {
     dots[half] += q.x * u1[at] + q.y * u1[at + 1];
@@ -362,7 +440,8 @@ __device__ __forceinline__ void write_certainty(const float (&u1)[D / 2], const 
     const int c = own_row() + 8 * i;
     const float by = rows.factor[c], dot = add_quad(dots[i]), square = add_quad(squares[i]) * rows.unscale[c];
     if (lane() % 4 == 0 && c < rows.chunk.length) {
-      to[c * heads] = by != by ? by : certainty_of(by, ridge * static_cast<double>(dot), static_cast<double>(square));
+      to[c * heads] =
+          by != by ? by : certainty_of(by, of_row(ridge, i) * static_cast<double>(dot), static_cast<double>(square));
     }
   }
 }
@@ -409,9 +488,39 @@ __device__ __forceinline__ void store_z(const float (&u1)[D / 2], const float (&
   }
 }
 
+/// The schedule of a chunk, or those of a thread's two rows; and below what of it a chunk's solve asks for.
+template <bool kConstant>
+__device__ __forceinline__ decltype(auto) schedule_of(const Schedule& of_chunk, const SystemRows& rows,
+                                                      const Options& options) {
+  if constexpr (kConstant) {
+    return RowSchedules(rho_of(rows, options));
+  } else {
+    return (of_chunk);
+  }
+}
+template <bool kConstant>
+__device__ __forceinline__ decltype(auto) paces_of(const Schedule& of_chunk, const SystemRows& rows,
+                                                   const Options& options) {
+  if constexpr (kConstant) {
+    return RowPaces(rho_of(rows, options));
+  } else {
+    return (of_chunk);
+  }
+}
+/// The weights behind the residual that ends a stage.
+template <bool kConstant, typename Of>
+__device__ __forceinline__ decltype(auto) restart_of(Of& schedule, const Stages& stages, int stage,
+                                                     const SystemRows& rows, const Options& options) {
+  if constexpr (kConstant) {
+    return schedule.restart(rho_of(rows, options));
+  } else {
+    return (stages.residual[stage]);
+  }
+}
+
 /// Longer than most: which buffer may be asked for again follows from the order of its barriers, which one has to see
 /// together.
-template <int D, DType kType, bool kReads>
+template <int D, DType kType, bool kReads, bool kConstant>
 __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 3 : 2)
     solve(const __grid_constant__ Problem p, Plan plan, ChunkStates states, const __grid_constant__ SolveCall call,
           const __grid_constant__ Schedules schedules, const char* systems, float4* parked, bool rhs_pairs) {
@@ -453,42 +562,54 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 3 : 2)
     ChunkSolver<D> solver{.h = tiles + turn * kState, .k = k, .rhs = rhs, .mask = mask};
     barrier_wait(&arrived[3], phase_system);
     const bool empty = rows.chunk.length <= 0, refined = !empty && rows.refined != 0;
-    const int which = refined ? rows.refined : empty ? 0 : rows.schedule;
-    const Schedule& schedule = schedules.of[which];
+    const int which = refined ? rows.refined : empty || kConstant ? 0 : rows.schedule;
+    auto&& schedule = schedule_of<kConstant>(schedules.of[which], rows, p.options);
     const Stages& stages = schedules.stages[which == kEverywhere ? 1 : 0];
-    int last = refined ? stages.last[0] : schedule.last;
+    int last = refined ? stages.last[0] : kConstant ? rows.schedule : schedules.of[which].last;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      solver.t[i] = rows.t[own_row() + 8 * i] * schedule.faster;
+      solver.t[i] = rows.t[own_row() + 8 * i] * (kConstant ? 1 : schedules.of[which].faster);
       solver.inverse_t[i] = 1 / solver.t[i];
     }
     // Before an odd number of steps comes one that makes ξ_0 out of nothing.
     int i = last % 2 == 0 ? 1 : 0, stage = 0;
     float u1[D / 2], u2[D / 2];
-    const float start = i == 0 ? 0 : schedule.start;
-    start_iterates<D>(u1, u2, rhs, start, refined, own);
+    if constexpr (kConstant) {
+      start_iterates<D>(u1, u2, rhs, i == 0 ? OfRows{} : starts_of(rows, p.options), refined, own);
+    } else {
+      const float start = i == 0 ? 0 : schedule.start;
+      start_iterates<D>(u1, u2, rhs, start, refined, own);
+    }
     barrier_wait(&arrived[2], phase_system);
     phase_system ^= 1;
-    if (which >= kFirstReach) speed_up(mask, schedule);
+    if (!kConstant && which >= kFirstReach) speed_up(mask, schedules.of[which]);
     barrier_wait(&arrived[turn], phase[turn]);
     phase[turn] ^= 1;
 #pragma unroll 1
     while (!empty) {
-      solver.steps(u1, u2, schedule, i, last);
+      if constexpr (kConstant) {
+        solver.steps(u1, u2, schedule, i, last, rows, p.options);
+      } else {
+        solver.steps(u1, u2, schedule, i, last);
+      }
       if (!refined || stage == stages.count - 1) break;
-      const Residual& at = stages.residual[stage];
+      auto&& at = restart_of<kConstant>(schedule, stages, stage, rows, p.options);
       i = last + 2;
       park_iterates<D>(u1, u2, at, stage, own);
       last = stages.last[++stage];
-      find_residual<D>(solver, u1, u2, schedule, rows, call, task % p.heads, static_cast<int>(p.key_dim), rhs_pairs,
-                       own);
-      start_stage<D>(u1, u2, schedule, at, rhs, own);
+      find_residual<D>(solver, u1, u2, paces_of<kConstant>(schedules.of[which], rows, p.options), rows, call,
+                       task % p.heads, static_cast<int>(p.key_dim), rhs_pairs, own);
+      start_stage<D>(u1, u2, paces_of<kConstant>(schedules.of[which], rows, p.options), at, rhs, own);
     }
     const std::int64_t next = task + blocks();
     sync();  // nobody reads the keys any more
     if (thread() == 0 && next < tasks) request_keys(next);
     const float unscale[2] = {rows.unscale[own_row()], rows.unscale[own_row() + 8]};
-    finish_x<D>(u1, unscale, schedule, rows, refined, own);
+    if constexpr (kConstant) {
+      finish_x<D>(u1, unscale, schedule.grown(rho_of(rows, p.options)), rows, refined, own);
+    } else {
+      finish_x<D>(u1, unscale, schedule.grown_last, rows, refined, own);
+    }
     if (kReads ? call.x != nullptr : refined) {
       each_of_x<D>(p, rows.chunk, task % p.heads, [&](auto pairs, int n, std::int64_t at, bool one, bool two) {
         if (one) store_pair<decltype(pairs)::value>(call.x + at, u1[n], u1[n + 1], two);
@@ -497,7 +618,12 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 3 : 2)
     if constexpr (kReads) {
       if (call.certainty != nullptr && !empty) {
         const std::int64_t first = (rows.chunk.batch * p.tokens + rows.chunk.begin) * p.heads + task % p.heads;
-        write_certainty<D>(u1, rows, refined ? own.rhs : rhs, p.options.ridge, call.certainty + first, p.heads);
+        double* const to = call.certainty + first;
+        if constexpr (kConstant) {
+          write_certainty<D>(u1, rows, refined ? own.rhs : rhs, rho_of(rows, p.options), to, p.heads);
+        } else {
+          write_certainty<D>(u1, rows, refined ? own.rhs : rhs, p.options.ridge, to, p.heads);
+        }
       }
       float top[2] = {0, 0};
       mix_with_query<D>(u1, top, unscale, rows, refined ? own.rhs : rhs);

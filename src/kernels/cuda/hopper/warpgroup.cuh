@@ -16,25 +16,13 @@ inline constexpr int kTileThreads = 128;
 template <int D>
 inline constexpr int kTeams = D / 64;
 
-__device__ __forceinline__ int tile_thread() { return static_cast<int>(threadIdx.x); }
-/// The block's shared memory, from a multiple of 1,024 on: what is swizzled begins at such.
-__device__ inline char* tile_memory() {
-  extern __shared__ __align__(1024) char tile_bytes[];
-  return tile_bytes;
-}
-
+__device__ __forceinline__ int tile_thread() { return thread(); }
 template <int kGroups = 1, typename... Parameters, typename... Arguments>
 void launch_tiles(void (*kernel)(Parameters...), std::int64_t grid, int shared_bytes, void* stream,
                   Arguments&&... arguments) {
   launch_blocks_of<kGroups * kTileThreads>(kernel, grid, shared_bytes, stream, std::forward<Arguments>(arguments)...);
 }
 
-/// log₂ |x| nearly, −∞ for 0.
-__device__ __forceinline__ float logarithm(float x) {
-  float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(fabsf(x)));
-  return y;
-}
 /// What a lane of the warp has.
 __device__ __forceinline__ float of_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 /// The largest of eight 16-bit numbers without their signs, as bits.
@@ -122,10 +110,7 @@ __device__ inline void wait_until_sent() {
 /// Four 8×8 matrices in accumulator order; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ Unit load_matrices(std::uint32_t at) {
   Unit unit;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(unit.words[0]), "=r"(unit.words[1]), "=r"(unit.words[2]), "=r"(unit.words[3])
-               : "r"(at)
-               : "memory");
+  hopper::load_matrices(unit.words, at);
   return unit;
 }
 

@@ -30,6 +30,23 @@ __device__ __forceinline__ int opaque(int value) {
   return value;
 }
 
+/// The block's shared memory, from a multiple of 1,024 on: what is swizzled begins at such.
+__device__ inline char* tile_memory() {
+  extern __shared__ __align__(1024) char tile_bytes[];
+  return tile_bytes;
+}
+/// A barrier of kCount threads of the block, of which there are some by number.
+template <int kCount>
+__device__ __forceinline__ void sync_some(int which) {
+  asm volatile("bar.sync %0, %1;" ::"r"(which), "n"(kCount) : "memory");
+}
+/// log₂ |x| nearly, −∞ for 0.
+__device__ __forceinline__ float logarithm(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(fabsf(x)));
+  return y;
+}
+
 // ---- Products ---------------------------------------------------------------------------------------------------
 
 /// Before products that read registers (accumulators, A) written by ordinary instructions.
@@ -203,6 +220,14 @@ __device__ __forceinline__ void store_matrices(std::uint32_t at, std::uint32_t m
                                                std::uint32_t m3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(m0), "r"(m1), "r"(m2),
                "r"(m3)
+               : "memory");
+}
+
+/// The other way.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint32_t at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(at)
                : "memory");
 }
 

@@ -75,7 +75,7 @@ T* as_shared(T* p) {
 inline int multiprocessors(int) { return 3; }
 inline int shared_memory_per_block(int) { return Machine::kSharedBytes; }
 template <typename... Parameters>
-int resident_blocks(void (*)(Parameters...), int) {
+int resident_blocks(void (*)(Parameters...), int, int = kThreads) {
   return 1;
 }
 

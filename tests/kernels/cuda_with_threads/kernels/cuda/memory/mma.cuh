@@ -14,18 +14,6 @@ inline constexpr int kPad = 8;
 inline float low_half(std::uint32_t two) { return bits_to_float(two << 16); }
 inline float high_half(std::uint32_t two) { return bits_to_float(two & 0xffff0000u); }
 
-/// What the lanes of this warp have, by lane; waits for all of them.
-template <typename T>
-const T* from_all_lanes(const T& own) {
-  static std::vector<T> values[2];
-  const auto count = machine.contexts.size();
-  auto& now = values[machine.shuffles[self()]++ % 2];
-  if (now.size() < count) now.resize(count);
-  now[self()] = own;
-  give_way();
-  return now.data() + warp() * kLanes;
-}
-
 template <bool kTransposed>
 void load_blocks(std::uint32_t (&to)[4], const Bits* row) {
   const Bits* const* rows = from_all_lanes(row);

@@ -1,0 +1,28 @@
+// The Hopper kernels' own sources on the host, with as many threads as on a card (cuda_with_threads).
+#define cuda cuda_with_threads
+#include "kernels/cuda/hopper/backward.cu"
+#include "kernels/cuda/hopper/forward.cu"
+
+namespace gka::kernels::cuda::hopper {
+/// More than 128 value channels are for the card alone.
+void backward_in_blocks(const Problem&, const Saved&, const Gradients&, const Device&) {
+  throw std::logic_error("the host has no backward pass in blocks of values");
+}
+}  // namespace gka::kernels::cuda::hopper
+#undef cuda
+
+#include "kernels/cuda_on_host/scratch.h"
+#include "kernels/cuda_support.h"
+
+namespace gka::kernels::test {
+
+void HopperOnHost::forward(const Problem& problem, const Outputs& outputs) {
+  with_scratch<cuda_with_threads::Device>(
+      [&](const auto& device) { cuda_with_threads::hopper::forward(problem, outputs, device); });
+}
+void HopperOnHost::backward(const Problem& problem, const Saved& saved, const Gradients& gradients) {
+  with_scratch<cuda_with_threads::Device>(
+      [&](const auto& device) { cuda_with_threads::hopper::backward(problem, saved, gradients, device); });
+}
+
+}  // namespace gka::kernels::test

@@ -1,0 +1,275 @@
+// All passes of the Hopper kernels on the host, forward and backward, thread by thread, against the reference in
+// float64: o within 5e-3, gradients within 1e-2, in the norm over all tokens.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "kernels/cuda_support.h"
+#include "kernels/expect.h"
+
+namespace gka::kernels::test {
+namespace {
+
+/// What the Hopper kernels report is the certainty alone.
+Outputs outputs_of(const OwnedOutputs& room) {
+  Outputs out = room.pointers();
+  out.report = {.certainty = out.report.certainty};
+  return out;
+}
+
+void expect_outputs(const OwnedOutputs& got, const OwnedOutputs& want, const std::string& what) {
+  EXPECT_LE(relative_error(got.o, want.o), 5e-3) << "o of " << what;
+  for (const auto& [name, state, of] : {std::tuple{"h", &got.h, &want.h}, std::tuple{"u", &got.u, &want.u}}) {
+    if (!*state) continue;
+    EXPECT_LE(relative_error(*state, *of), 1e-5) << name << " of " << what;
+  }
+  EXPECT_LE(relative_error(got.certainty, want.certainty), 5e-3) << "certainty of " << what;
+  EXPECT_TRUE(got.o.gaps_intact()) << what;
+}
+
+void expect_close_to_reference(void (*change)(CaseSpec&)) {
+  CaseSpec spec{.dtype = DType::bfloat16, .batch = 1, .tokens = 150, .heads = 1, .key_dim = 64, .value_dim = 64};
+  spec.h0 = spec.u0 = spec.d_h = spec.d_u = spec.float32_gates = true;
+  change(spec);
+  const Case c(spec);
+  const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs(DType::float32);
+  reference::forward(c.problem(), want.pointers());
+  const Outputs out = outputs_of(got);
+  HopperOnHost::forward(c.problem(), out);
+  expect_outputs(got, want, c.describe());
+  const OwnedGradients gradients = c.gradients(DType::float64), found = c.gradients(DType::float32);
+  reference::backward(c.problem(), gradients.pointers());
+  HopperOnHost::backward(c.problem(), out.saved, found.pointers());
+  expect_close(found, gradients, 1e-2, c.describe());
+}
+
+TEST(HopperKernels, MatchTheReferenceWithStatesAtBothEnds) {
+  expect_close_to_reference([](CaseSpec& s) { s.heads = 2; });
+}
+TEST(HopperKernels, MatchTheReferenceAtTheLargeSize) {
+  expect_close_to_reference([](CaseSpec& s) { s.key_dim = s.value_dim = 128; });
+}
+TEST(HopperKernels, MatchTheReferenceAtTheStartOfASequence) {
+  expect_close_to_reference([](CaseSpec& s) { s.h0 = s.u0 = false; });
+}
+TEST(HopperKernels, MatchTheReferenceWhereKeysShareADirection) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.keys = Keys::shared;
+    s.weakest_decay = s.strongest_decay = 0.01;
+  });
+}
+TEST(HopperKernels, LoseNothingToStrongDecay) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.keys = Keys::silu;
+    s.weakest_decay = 0.5;
+    s.strongest_decay = 1.5;
+  });
+}
+TEST(HopperKernels, TakeFewIterationsAndASmallRidge) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.iterations = 7;
+    s.options.ridge = 0.01;
+  });
+}
+TEST(HopperKernels, TakePlainStepsWhereRefiningIsOff) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.full_rank_h0 = true;
+    s.weakest_decay = s.strongest_decay = 0.003;
+    s.options.refine = false;
+  });
+}
+TEST(HopperKernels, ForgetAndSkipExactly) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.layout = Layout::padded;
+    s.asymmetric_h0 = true;
+    s.forget = 0.05;
+    s.skip = 0.1;
+    s.key_dim = 32;
+    s.value_dim = 52;
+  });
+}
+TEST(HopperKernels, MatchTheReferenceOnPackedFloat16) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.dtype = DType::float16;
+    s.lengths = {70, 0, 128, 1, 200};
+    s.key_dim = s.value_dim = 32;
+  });
+}
+TEST(HopperKernels, TakeACallWithoutGates) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.batch = 2;
+    s.log_decay = s.beta = s.alpha = false;
+    s.tokens = 100;
+    s.options.scale = 0.3;
+    s.options.ridge_gradient = false;
+  });
+}
+
+void expect_constant_ridge(double ridge, void (*change)(CaseSpec&)) {
+  static double of_all = 0;
+  static void (*other)(CaseSpec&) = nullptr;
+  of_all = ridge, other = change;
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.ridge_mode = RidgeMode::constant;
+    s.options.ridge = of_all;
+    other(s);
+  });
+}
+
+TEST(HopperKernels, TakeAConstantRidge) {
+  expect_constant_ridge(0.25, [](CaseSpec& s) { s.heads = 2; });
+}
+TEST(HopperKernels, TakeAConstantRidgeAtTheLargeSize) {
+  expect_constant_ridge(0.25, [](CaseSpec& s) {
+    s.keys = Keys::silu;
+    s.key_dim = s.value_dim = 128;
+  });
+}
+TEST(HopperKernels, TakeAConstantRidgeAtTheStartOfASequence) {
+  for (const double ridge : {0.1, 3.0}) {
+    expect_constant_ridge(ridge, [](CaseSpec& s) { s.h0 = s.u0 = false; });
+  }
+}
+TEST(HopperKernels, TakeAConstantRidgeUnderStrongDecay) {
+  for (const double ridge : {0.02, 0.25}) {
+    expect_constant_ridge(ridge, [](CaseSpec& s) {
+      s.keys = Keys::silu;
+      s.weakest_decay = 0.5;
+      s.strongest_decay = 1.5;
+    });
+  }
+}
+TEST(HopperKernels, TakeAConstantRidgeThatIsNothingBesideH) {
+  // 300 keys that share a direction and do not fade: λ/‖H‖_F falls far below what float16 does by itself.
+  expect_constant_ridge(0.02, [](CaseSpec& s) {
+    s.keys = Keys::shared;
+    s.log_decay = s.h0 = s.u0 = false;
+    s.tokens = 300;
+  });
+}
+TEST(HopperKernels, TakeAConstantRidgeWithFewIterations) {
+  expect_constant_ridge(0.05, [](CaseSpec& s) {
+    s.keys = Keys::shared;
+    s.options.iterations = 7;
+  });
+}
+TEST(HopperKernels, TakeAConstantRidgeOnPackedFloat16) {
+  expect_constant_ridge(0.1, [](CaseSpec& s) {
+    s.dtype = DType::float16;
+    s.lengths = {70, 0, 128, 1, 90};
+    s.forget = 0.05;
+    s.skip = 0.1;
+    s.key_dim = 32;
+    s.value_dim = 52;
+  });
+}
+TEST(HopperKernels, WithAConstantRidgeWhatWasForgottenLeavesTheQueryOverIt) {
+  // Nothing is written at all: x = q/λ, and with U = 0 nothing is read; x itself is what Saved has.
+  CaseSpec spec{.dtype = DType::bfloat16, .tokens = 70, .heads = 1, .key_dim = 32, .value_dim = 32};
+  spec.skip = 1;
+  spec.options = {.ridge = 0.5, .ridge_mode = RidgeMode::constant};
+  const Case c(spec);
+  const OwnedOutputs got = c.outputs(DType::float32);
+  const Outputs out = outputs_of(got);
+  HopperOnHost::forward(c.problem(), out);
+  for (std::int64_t t = 0; t < 70; ++t) {
+    for (std::int64_t e = 0; e < 32; ++e) {
+      ASSERT_EQ(got.o.at(0, t, 0, e), 0);
+      // x over σ, which is 1/λ.
+      ASSERT_NEAR(static_cast<const float*>(out.saved.x)[t * 32 + e], c.q.at(0, t, 0, e), 1e-3);
+    }
+    ASSERT_NEAR(got.certainty.at(0, t, 0, 0), 0, 1e-3);
+  }
+}
+
+TEST(HopperKernels, TakeTheKeysPartAlone) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.heads = 2;
+    s.key_dim = 32;
+    s.value_dim = 1;  // means nothing
+  });
+}
+TEST(HopperKernels, TakeTheKeysPartAtFullSize) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.options.scale = 3;  // means nothing
+    s.keys = Keys::silu;
+    s.h0 = false;
+  });
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.key_dim = 128;
+  });
+}
+TEST(HopperKernels, TakeTheKeysPartUnderStrongDecay) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.keys = Keys::silu;
+    s.weakest_decay = 0.5;
+    s.strongest_decay = 1.5;
+  });
+}
+TEST(HopperKernels, TakeTheKeysPartOfPackedFloat16) {
+  expect_close_to_reference([](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.dtype = DType::float16;
+    s.lengths = {70, 0, 128, 1, 90};
+    s.forget = 0.05;
+    s.skip = 0.1;
+    s.key_dim = 32;
+  });
+}
+
+/// A block of several tasks reuses its tiles: with one head of twelve chunks each of three blocks has four.
+TEST(HopperKernels, CarryStatesAlongManyChunks) {
+  for (const Part part : {Part::both, Part::solve}) {
+    CaseSpec spec{.dtype = DType::bfloat16, .tokens = 12 * 64, .heads = 1, .key_dim = 32, .value_dim = 96};
+    spec.weakest_decay = spec.strongest_decay = 0.002;
+    spec.options.part = part;
+    const Case c(spec);
+    const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs(DType::float32);
+    reference::forward(c.problem(), want.pointers());
+    HopperOnHost::forward(c.problem(), outputs_of(got));
+    expect_outputs(got, want, c.describe());
+  }
+}
+
+TEST(HopperKernels, ANaNStaysBetweenTwoDecaysOfZero) {
+  constexpr std::int64_t kBegin = 50, kPoison = 60, kEnd = 100;
+  const auto fenced = [] {
+    Case c({.dtype = DType::bfloat16, .tokens = 130, .heads = 1, .key_dim = 32, .value_dim = 32});
+    for (const std::int64_t t : {kBegin, kEnd}) c.log_decay.set(0, t, 0, 0, -std::numeric_limits<double>::infinity());
+    return c;
+  };
+  const auto run = [](const Case& c) {
+    OwnedOutputs got = c.outputs(DType::float32);
+    HopperOnHost::forward(c.problem(), outputs_of(got));
+    return got;
+  };
+  const Case clean = fenced();
+  const OwnedOutputs want = run(clean);
+  for (const auto input : {&Case::q, &Case::k, &Case::v, &Case::beta, &Case::log_decay}) {
+    Case poisoned = fenced();
+    (poisoned.*input).set(0, kPoison, 0, 0, std::numeric_limits<double>::quiet_NaN());
+    const OwnedOutputs got = run(poisoned);
+    bool seen = false;
+    for (std::int64_t t = 0; t < 130; ++t) {
+      for (std::int64_t e = 0; e < 32; ++e) {
+        const double x = got.o.at(0, t, 0, e);
+        if (t < kPoison || t >= kEnd) {
+          ASSERT_EQ(x, want.o.at(0, t, 0, e)) << "token " << t;
+        } else {
+          seen |= std::isnan(x);
+        }
+      }
+    }
+    EXPECT_TRUE(seen);
+  }
+}
+
+}  // namespace
+}  // namespace gka::kernels::test
