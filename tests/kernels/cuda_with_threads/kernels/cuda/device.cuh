@@ -163,7 +163,6 @@ void copy_async_or_zero(void* to, const void* from, bool there) {
   machine.copies[self()].push_back({to, there ? from : nullptr, kBytes, machine.groups[self()]});
 }
 inline void copy_async(void* to, const void* from, bool there = true) { copy_async_or_zero<16>(to, from, there); }
-inline void ask_for(const void*) {}
 inline void end_group() { ++machine.groups[self()]; }
 
 /// Copies of all groups before this one arrive.
