@@ -146,7 +146,7 @@ async function answer(message = null) {
   save();
   const item = $("log").lastElementChild;
   const start = performance.now();
-  let first = 0, saved = start, usage = null, own = {};
+  let first = 0, saved = start, paused = start, usage = null, own = {};
   try {
     for await (const event of events(await ask(sent, control.signal))) {
       take(message, event);
@@ -156,6 +156,10 @@ async function answer(message = null) {
       show(item, message);
       scroll();
       if (performance.now() - saved > 2000) { save(); saved = performance.now(); }
+      if (performance.now() - paused > 40) {  // a stream that never pauses would leave clicks and keys no turn
+        await new Promise((done) => setTimeout(done));
+        paused = performance.now();
+      }
     }
     if (usage) {
       const seconds = (performance.now() - start) / 1000;
