@@ -22,12 +22,9 @@ enum class Trial : std::uint8_t {
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
-    {"crowd_step", Trial::crowd_step},
-    {"grouped_step", Trial::grouped_step},
-    {"int8_products", Trial::int8_products},
-    {"grouped_heads", Trial::grouped_heads},
-    {"constant_ridge", Trial::constant_ridge},
-    {"keys_part", Trial::keys_part},
+    {"crowd_step", Trial::crowd_step},         {"grouped_step", Trial::grouped_step},
+    {"int8_products", Trial::int8_products},   {"grouped_heads", Trial::grouped_heads},
+    {"constant_ridge", Trial::constant_ridge}, {"keys_part", Trial::keys_part},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.

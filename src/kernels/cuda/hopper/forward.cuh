@@ -116,9 +116,9 @@ void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, con
       constexpr bool kValues = decltype(values)::value;
       const std::int64_t across = kValues ? (p.value_dim + D - 1) / D : 1;
       // Keys alone always ask for the group: an instance less to compile.
-      start<kChunkHThreads>(shared ? chunk_h<D, kEveryChunk, kType, kValues, true>
-                                   : chunk_h<D, kEveryChunk, kType, kValues, !kValues>,
-                            cut.room * p.heads * across, ChunkHLayout<D, kEveryChunk>::kBytes, device, p, cut, call);
+      start<kChunkHThreads>(
+          shared ? chunk_h<D, kEveryChunk, kType, kValues, true> : chunk_h<D, kEveryChunk, kType, kValues, !kValues>,
+          cut.room * p.heads * across, ChunkHLayout<D, kEveryChunk>::kBytes, device, p, cut, call);
     });
   });
 }
