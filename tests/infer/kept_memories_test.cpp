@@ -112,6 +112,19 @@ TEST(KeptMemories, AndPlainPromptsShareNothingBeyondTheCut) {
   expect_same(ask(*engine, whole), plain);
 }
 
+// It would hold pages that the cut lets go.
+TEST(KeptMemories, LeaveNoSnapshotBeforeTheCut) {
+  const auto engine = engine_of("GKA-*");
+  const auto text = random_tokens(300), start = Tokens(text.begin(), text.begin() + 128);
+  const auto asked = [&](std::uint64_t seed) {
+    return ask(*engine, {.prompt = joined(start, random_tokens(100, seed)), .sampling = kGreedy, .max_tokens = 1});
+  };
+  EXPECT_EQ(asked(20).usage.remembered_tokens, 0);
+  engine->create_memory(text, "", 64);  // the same 128 tokens, of which the first prompt left no snapshot
+  EXPECT_EQ(asked(21).usage.remembered_tokens, 0);
+  EXPECT_EQ(asked(22).usage.remembered_tokens, 128);
+}
+
 TEST(KeptMemories, AreTheSameAfterARestartInForksAndOnARecycledSlot) {
   for (const bool int8 : {false, true}) {
     for (const std::string pattern : {"*", "GKA-*", "SWA-*-GDN"}) {
