@@ -251,8 +251,8 @@ class Trainer:
                     f"the data has tokens up to {most - 1}, but the model's vocab_size is {size}; set "
                     f"model.vocab_size to at least {most}."
                 )
-        if self.eval_reader:
-            self.eval_reader.source.longest(self.plan.length)  # too little to evaluate on shows now, not hours later
+        for _ in range(self.plan.eval_batches if self.eval_reader else 0):
+            self.eval_reader.next_whole()  # too little to evaluate on shows now, not hours later
         longest = self.reader.source.longest(self.plan.length)
         if longest != self.plan.length:
             raise Refusal(

@@ -46,7 +46,8 @@ class Source {
   /// Every token is below it.
   virtual std::int64_t vocab_size() const = 0;
 
-  /// The longest sequence a batch can have when asked for `tokens`. Throws where there are too few tokens for one.
+  /// The longest sequence a batch can have when asked for `tokens`. Throws where what is trained on has too few
+  /// tokens for one.
   virtual std::int64_t longest(std::int64_t tokens) const = 0;
 
   /// One line for a log: "tokens: 2 files, 1.2M tokens, 345 documents (train split)".

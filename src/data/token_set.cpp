@@ -74,23 +74,30 @@ std::int64_t TokenSet::windows(std::int64_t tokens) const {
 }
 
 void TokenSet::check_length(std::int64_t tokens) const {
-  const auto too_few = [&](const std::string& what, std::int64_t count) {
-    return std::runtime_error(what + std::to_string(count) + " tokens here, too few for a window of " +
-                              std::to_string(tokens + 1) + "; use shorter sequences" +
-                              (part_ == Part::eval ? ", a larger eval_fraction" : "") + " or more data.");
-  };
-  if (turns_.empty() && windows(tokens) == 0) {
-    throw too_few("the token files (" + files_.front().file.path().string() + (files_.size() > 1 ? ", …" : "") +
-                      (part_ == Part::eval ? "; what eval_fraction keeps of them) have " : ") have "),
-                  this->tokens());
-  }
-  for (const auto& file : files_) {
-    if (turns_.empty() || windows_of(file, tokens) > 0) continue;
-    throw too_few(file.file.path().string() + " has ", file.count);
-  }
+  if (turns_.empty()) return check_all(tokens);
+  for (const auto& file : files_) check_file(file, tokens);
+}
+
+void TokenSet::check_all(std::int64_t tokens) const {
+  if (windows(tokens) > 0) return;
+  const bool held_out = part_ == Part::eval;
+  fail_too_few("the token files (" + files_.front().file.path().string() + (files_.size() > 1 ? ", …" : "") +
+                   (held_out ? "; what eval_fraction keeps of them) have " : ") have "),
+               this->tokens(), tokens);
+}
+
+void TokenSet::check_file(const File& file, std::int64_t tokens) const {
+  if (windows_of(file, tokens) == 0) fail_too_few(file.file.path().string() + " has ", file.count, tokens);
+}
+
+void TokenSet::fail_too_few(const std::string& what, std::int64_t count, std::int64_t tokens) const {
+  throw std::runtime_error(what + std::to_string(count) + " tokens here, too few for a window of " +
+                           std::to_string(tokens + 1) + "; use shorter sequences" +
+                           (part_ == Part::eval ? ", a larger eval_fraction" : "") + " or more data.");
 }
 
 TokenSet::Place TokenSet::find_in_all(std::int64_t index, std::int64_t tokens) const {
+  check_all(tokens);
   const auto all = windows(tokens);
   const auto epoch = static_cast<std::uint64_t>(index / all);
   auto window = index % all;
@@ -102,6 +109,7 @@ TokenSet::Place TokenSet::find_in_all(std::int64_t index, std::int64_t tokens) c
 
 TokenSet::Place TokenSet::find_by_weight(std::int64_t index, std::int64_t tokens) const {
   const auto [file, drawn] = turns_(index);
+  check_file(files_[file], tokens);
   const auto all = windows_of(files_[file], tokens);
   const auto epoch = static_cast<std::uint64_t>(drawn / all);
   auto window = drawn % all;
@@ -110,7 +118,6 @@ TokenSet::Place TokenSet::find_by_weight(std::int64_t index, std::int64_t tokens
 }
 
 TokenSet::Place TokenSet::find(std::int64_t index, std::int64_t tokens) const {
-  check_length(tokens);
   return turns_.empty() ? find_in_all(index, tokens) : find_by_weight(index, tokens);
 }
 

@@ -37,7 +37,7 @@ class TokenSet {
   /// Windows in an epoch; with weights: until as many were drawn as there are.
   std::int64_t windows(std::int64_t tokens) const;
 
-  /// Throws where some window of so many tokens, in this part of the files, could never be filled.
+  /// Throws where a file, or all of them where they are read as one, has too few tokens for a window of so many.
   void check_length(std::int64_t tokens) const;
 
   /// Window number `index`, counted through all epochs: T inputs, and the T tokens that follow each of them. Returns
@@ -62,6 +62,9 @@ class TokenSet {
   };
 
   std::int64_t windows_of(const File& file, std::int64_t tokens) const;
+  void check_all(std::int64_t tokens) const;
+  void check_file(const File& file, std::int64_t tokens) const;
+  [[noreturn]] void fail_too_few(const std::string& what, std::int64_t count, std::int64_t tokens) const;
   Place find(std::int64_t index, std::int64_t tokens) const;
   Place find_in_all(std::int64_t index, std::int64_t tokens) const;
   Place find_by_weight(std::int64_t index, std::int64_t tokens) const;

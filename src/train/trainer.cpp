@@ -138,7 +138,10 @@ Trainer::Trainer(const Config& config, Start start, const StopSignals& signals)
                                "; set model.vocab_size to at least " + std::to_string(source->vocab_size()) + ".");
     }
   }
-  if (eval_source_) eval_source_->longest(config.length);  // too little to evaluate on shows now, not hours later
+  // Too little to evaluate on shows now, not hours later.
+  for (std::int64_t i = 0; eval_source_ && i < config.eval_batches; ++i) {
+    eval_source_->next(config.micro_batch(), config.length);
+  }
   if (const auto longest = source_->longest(config.length); longest != config.length) {
     throw std::runtime_error("length is " + std::to_string(config.length) +
                              ", but the longest sequence of the data has " + std::to_string(longest) +
