@@ -19,7 +19,7 @@ CONFIG = {
     "mamba2_config": {"head_dim": 16, "state_size": 8, "n_groups": 2},
     "eos_token_id": 60,
 }
-OTHERS = ["*", "SWA", "GKA", "GDN", "M2", "DN", "KDA", "MESA", "GLA", "RET", "LA"]
+OTHERS = [*gka.models.MIXERS]
 
 
 @pytest.fixture(scope="module", params=OTHERS)
