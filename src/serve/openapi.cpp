@@ -93,7 +93,7 @@ constexpr std::string_view kComponents = R"({
 
 constexpr std::string_view kMessages =
     R"({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}})";
-constexpr std::string_view kTexts = R"({"type": "array", "items": {"type": "object"}})";
+constexpr std::string_view kObjects = R"({"type": "array", "items": {"type": "object"}})";
 constexpr std::string_view kIds = R"({"type": "array", "items": {"$ref": "#/components/schemas/Token"}})";
 constexpr std::string_view kText = R"({"type": "string"})";
 constexpr std::string_view kFlag = R"({"type": "boolean"})";
@@ -109,7 +109,7 @@ constexpr std::array kParts{
     Part{Action::tokenize, "prompt", kText},
     Part{Action::tokenize, "content", kText},
     Part{Action::tokenize, "messages", kMessages},
-    Part{Action::tokenize, "tools", kTexts},
+    Part{Action::tokenize, "tools", kObjects},
     Part{Action::tokenize, "chat_template_kwargs", kObject},
     Part{Action::tokenize, "add_generation_prompt", kFlag},
     Part{Action::tokenize, "continue_final_message", kFlag},
@@ -121,7 +121,7 @@ constexpr std::array kParts{
     Part{Action::detokenize, "tokens", kIds},
     Part{Action::apply_template, "model", kText},
     Part{Action::apply_template, "messages", kMessages},
-    Part{Action::apply_template, "tools", kTexts},
+    Part{Action::apply_template, "tools", kObjects},
     Part{Action::apply_template, "chat_template_kwargs", kObject},
     Part{Action::apply_template, "add_generation_prompt", kFlag},
     Part{Action::apply_template, "continue_final_message", kFlag},
@@ -199,7 +199,7 @@ Json content_of(Action action) {
   return content;
 }
 
-/// A field whose schema has one type is of it.
+/// A field whose schema has one type is of it, and so are the objects of a list.
 void check_kind(const Part& part, const Json& value) {
   struct Kind {
     std::string_view type, takes;
@@ -209,10 +209,15 @@ void check_kind(const Part& part, const Json& value) {
                         {"string", "a text", value.is_string()},
                         {"object", "an object", value.is_object()},
                         {"array", "a list", value.is_array()}};
-  const auto type = Json::parse(part.schema).value("type", Json());
+  const std::string name(part.name);
+  const auto schema = Json::parse(part.schema);
+  const auto type = schema.value("type", Json());
   for (const auto& kind : kinds) {
-    if (type == kind.type && !kind.fits)
-      throw bad_request("'" + std::string(part.name) + "' takes " + std::string(kind.takes), std::string(part.name));
+    if (type == kind.type && !kind.fits) throw bad_request("'" + name + "' takes " + std::string(kind.takes), name);
+  }
+  if (type != "array" || schema["items"].value("type", Json()) != "object") return;
+  for (const auto& item : value) {
+    if (!item.is_object()) throw bad_request("each of '" + name + "' takes an object", name);
   }
 }
 
