@@ -20,7 +20,7 @@ def _given(gradients: tuple[Tensor, ...], needs: list[bool]) -> tuple[Tensor | N
 
 
 class _Once(torch.autograd.Function):
-    """What the three have in common: a gradient, in reverse mode."""
+    """What they have in common: a gradient, in reverse mode."""
 
     generate_vmap_rule = True
 
@@ -111,6 +111,32 @@ def short_conv(
     want_state: bool,
 ) -> tuple[Tensor, Tensor]:
     return _ShortConv.apply(x, weight, bias, initial_state, cu_seqlens, options, want_state)
+
+
+class _Rival(_Once):
+    """gka.memory: six tensors, cu_seqlens, the rule, the scale, and whether the state is wanted."""
+
+    @staticmethod
+    def forward(*inputs):
+        return _ops.memory_forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.rule, ctx.scale, ctx.want_state = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, d_o, d_state):
+        needs = list(ctx.needs_input_grad[:6])
+        options = (ctx.rule, ctx.scale, ctx.want_state)
+        d_state = d_state if ctx.want_state else None
+        gradients = _ops.memory_backward(*ctx.saved_tensors, *options, d_o.contiguous(), d_state, needs)
+        return (*_given(gradients, needs), None, None, None, None)
+
+
+def rival(tensors: tuple[Tensor | None, ...], rule: str, scale: float, want_state: bool) -> tuple[Tensor, Tensor]:
+    """(o, state) of `gka.memory`; tensors in the order of `memory_forward`."""
+    return _Rival.apply(*tensors, rule, scale, want_state)
 
 
 class _GatedRmsNorm(_Once):

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from . import _func
 from ._calls import call
 from ._library import load_floors
 
@@ -36,6 +37,10 @@ def memory(
         o [B, T, H, V] in the type of q, and S or None.
     """
     load_floors()
+    if _func.active():
+        tensors = (q, k, v, log_decay, beta, initial_state, cu_seqlens)
+        o, state = _func.rival(tensors, rule, scale, output_final_state)
+        return o, state if output_final_state else None
     o, state = call(
         torch.ops.gka.memory,
         q,

@@ -132,6 +132,18 @@ def label_of(quantity, folders):
     return f"{label} ({'exact match' if kinds == {True} else 'next token'})" if len(kinds) == 1 else label
 
 
+def save(figure, output):
+    """Beside its name first: a disk that is full keeps the picture that was there."""
+    path = Path(output if Path(output).suffix else output + ".png")
+    beside = path.with_name(".writing-" + path.name)
+    try:
+        figure.savefig(beside)
+        beside.replace(path)
+    except (OSError, ValueError) as error:
+        beside.unlink(missing_ok=True)
+        fail(f"cannot write '{output}': {getattr(error, 'strerror', None) or error}")
+
+
 def plot(folders, output, across, quantities):
     import matplotlib
 
@@ -175,10 +187,7 @@ def plot(folders, output, across, quantities):
             panels[0][0].legend(handles, names)
         else:
             figure.legend(handles, names, loc="outside right center")
-        try:
-            figure.savefig(output)
-        except (OSError, ValueError) as error:
-            fail(f"cannot write '{output}': {getattr(error, 'strerror', None) or error}")
+        save(figure, output)
     steps = [line["step"] for lines in runs.values() for line in lines if is_number(line.get("step"))]
     what = ", ".join(quantities).replace("_", " ")
     print(f"{output}: {what} of {len(runs)} run{'s' if len(runs) > 1 else ''}, up to step {max(steps, default=0)}")

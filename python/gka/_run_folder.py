@@ -3,6 +3,7 @@
 A checkpoint is filled beside its name and renamed once all of it is on the disk: it is there whole or not at all.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -31,6 +32,13 @@ def flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_empty(made: list[Path]) -> None:
+    """Of the folders a run had to make, the deepest first, those that hold nothing in the end."""
+    for folder in made:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def is_run(run: Path) -> bool:

@@ -589,14 +589,15 @@ def write_settings(plan: Plan, resume: bool) -> None:
 
 def train(plan: Plan, ranks: Ranks, *, resume: bool = False, timeout: float = 600.0) -> bool:
     """Trains into ``plan.run`` until the steps are done or a signal asks to stop; whether it is finished."""
-    lock, made, begun = None, False, False
+    lock, begun = None, False
+    made: list[Path] = []  # folders, the deepest first
     watchdog = Watchdog(ranks.rank, ranks.size, timeout)
 
     def enter() -> None:
-        nonlocal lock, made
+        nonlocal lock
         if resume and not folders.is_run(plan.run):
             raise RuntimeError(f"there is no run in '{plan.run}' to resume; leave out --resume to start one.")
-        made = not plan.run.exists()
+        made.extend(folder for folder in (plan.run, *plan.run.parents) if not folder.exists())
         plan.run.mkdir(parents=True, exist_ok=True)
         lock = torch.classes.gka.RunLock(os.fspath(plan.run))
         check_folder(plan, resume)
@@ -611,21 +612,20 @@ def train(plan: Plan, ranks: Ranks, *, resume: bool = False, timeout: float = 60
         return finished
     except BaseException as error:
         if ranks.first and lock is not None:
-            note_failure(plan, lock, made, begun or folders.has_begun(plan.run), sentence_of(error))
+            note_failure(plan, lock, begun or folders.has_begun(plan.run), sentence_of(error))
         raise
     finally:
+        folders.remove_empty(made)
         watchdog.close()
 
 
-def note_failure(plan: Plan, lock: Any, made: bool, begun: bool, sentence: str) -> None:
+def note_failure(plan: Plan, lock: Any, begun: bool, sentence: str) -> None:
     """No trace of a run that never began; of one that did, what went wrong."""
     try:
         if begun:
             folders.write_state(plan.run, "failed", plan.steps, sentence)
         elif not folders.is_run(plan.run):
             lock.remove()
-            if made:
-                plan.run.rmdir()
     except OSError:  # a full disk takes no notes, but the sentence still reaches the user
         pass
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/model_inputs.h"
 #include "models/checkpoint.h"
 #include "models/convert.h"
@@ -24,6 +25,8 @@ struct Arguments {
 
 int run(const Arguments& arguments) {
   const auto folder = new_folder(arguments.out);
+  Interruptible signals(arguments.out);
+  signals.fills_folder(folder, train::unfinished_path(folder));
   const auto source = model_folder(arguments.model);
   const auto converted = models::replace_attention(models::load_model(source), arguments.pattern, arguments.seed);
   train::write_folder(folder, [&](const fs::path& unfinished) {

@@ -19,6 +19,7 @@
 #include "cli/commands.h"
 #include "cli/eval_metrics.h"
 #include "cli/eval_task.h"
+#include "cli/interrupt.h"
 #include "cli/model_inputs.h"
 #include "cli/packed_scores.h"
 #include "cli/progress.h"
@@ -385,7 +386,11 @@ std::vector<Answered> ask(const std::vector<Task>& tasks, const std::vector<Plan
 int run(const Arguments& arguments) {
   const auto tasks = read_tasks(arguments);
   std::optional<NewFile> samples;  // opened now: hours later is too late to hear that there is no such folder
-  if (!arguments.samples.empty()) samples.emplace(arguments.samples);
+  Interruptible signals(arguments.samples);
+  if (!arguments.samples.empty()) {
+    signals.writes_file(arguments.samples);
+    samples.emplace(arguments.samples);
+  }
   const auto tokenizer = load_tokenizer(arguments.model);
   auto decoder = load(arguments.model);
   const auto max_length = arguments.max_length > 0
@@ -407,7 +412,7 @@ int run(const Arguments& arguments) {
   std::cout << (arguments.json ? to_json(arguments, max_length, results).dump(2) + "\n" : to_table(results));
   if (!samples) return 0;
   for (std::size_t i = 0; i < tasks.size(); ++i) samples->write(sample_lines(tasks[i], answers[i].answers));
-  samples->commit();
+  signals.finish_file([&] { samples->commit(); });
   return 0;
 }
 

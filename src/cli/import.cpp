@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/model_inputs.h"
 #include "data/described_tokenizer.h"
 #include "data/tokenizer.h"
@@ -122,6 +123,8 @@ int run(const Arguments& arguments) {
     throw std::runtime_error(source.string() +
                              " is neither a folder with config.json and safetensors nor a .gguf file");
   }
+  Interruptible signals(arguments.out);
+  signals.fills_folder(folder, train::unfinished_path(folder));
   train::write_folder(folder, [&](const fs::path& unfinished) {
     if (is_gguf(source)) {
       import_gguf(source, unfinished, as);

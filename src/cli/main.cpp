@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -164,6 +165,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   gka::explain_lost_pages();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file beyond `ulimit -f` is then an error of write(), which has a sentence
   try {
     if (argc > 1 && !is_here(std::span(argv + 1, argv + argc))) hand_over(argv);
     return with_output_checked(run(argc, argv));

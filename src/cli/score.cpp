@@ -16,6 +16,7 @@
 
 #include "base/fields.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/model_inputs.h"
 #include "cli/packed_scores.h"
 #include "cli/progress.h"
@@ -223,6 +224,7 @@ int run(const Arguments& arguments) {
     throw std::runtime_error("--overlap is " + std::to_string(arguments.overlap) + " and must be below --window, " +
                              std::to_string(arguments.window));
   }
+  Interruptible signals(arguments.logits);
   auto decoder = load(arguments.model);
   const auto vocabulary = decoder.config().vocab_size;
   const auto sequences = inputs_of(arguments, vocabulary);
@@ -230,6 +232,7 @@ int run(const Arguments& arguments) {
   std::int64_t longest = 0, tokens = 0;
   for (const auto& window : windows) longest = std::max(longest, window.end - window.first);
   for (const auto& sequence : sequences) tokens += std::ssize(sequence);
+  if (!arguments.logits.empty()) signals.writes_file(arguments.logits);
   auto writer = open_logits(arguments.logits, sequences, vocabulary);
 
   const LiveLine clock;
@@ -241,7 +244,7 @@ int run(const Arguments& arguments) {
     return Scoring(*engine, sequences).run(windows, writer ? &*writer : nullptr);
   }();
   const auto seconds = clock.seconds();
-  if (writer) writer->commit();
+  if (writer) signals.finish_file([&] { writer->commit(); });
   std::cout << report(arguments, scores).dump(2) << "\n";
   std::fprintf(stderr, "gka: scored %zu sequences, %lld tokens in %.1f s%s%s\n", scores.size(),
                static_cast<long long>(tokens), seconds, writer ? ", logits in " : "", arguments.logits.c_str());

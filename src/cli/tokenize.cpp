@@ -16,18 +16,17 @@
 
 #include "base/files.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "data/documents.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
-#include "train/stop.h"
 #include "train/text.h"
 
 namespace gka::cli {
 namespace {
 
 constexpr std::size_t kBatchBytes = std::size_t{16} << 20;
-constexpr int kInterrupted = 130;
 
 struct Arguments {
   std::vector<std::string> files;
@@ -121,18 +120,17 @@ int tokenize(const Arguments& arguments) {
 
   const auto spelled = arguments.no_specials ? data::Spelled::text : data::Spelled::token;
   const auto path = where_it_goes(arguments.out);
-  const train::StopSignals stop("\nstopping; once more ends at once\n");
+  Interruptible signals(path);
+  signals.writes_file(path);
   data::TokenFileWriter writer(path, tokenizer, end);
   LiveLine line;
   std::vector<std::vector<data::Token>> encoded;
   reader.read(kBatchBytes, [&](const std::vector<data::RawDocument>& batch, std::int64_t bytes_done) {
     encoded.resize(batch.size());
     in_parallel(batch.size(), threads, [&](std::size_t i) {
-      if (stop.received() != 0) return;
       encoded[i].clear();
       tokenizer.encode(reader.text(batch[i]), encoded[i], data::Specials::no, spelled);
     });
-    if (stop.received() != 0) return false;
     for (const auto& document : encoded) writer.add(document);
     line.show([&] {
       const auto share =
@@ -143,16 +141,13 @@ int tokenize(const Arguments& arguments) {
              train::short_bytes(static_cast<double>(bytes_done) / line.seconds()) + "/s, " +
              train::short_duration(left) + " left";
     });
-    return true;
   });
   line.clear();
-  if (stop.received() != 0) {
-    std::cerr << "gka: interrupted; " << path << " was not written.\n";
-    return kInterrupted;
-  }
   if (writer.header().tokens == 0) throw std::runtime_error("there is no text in what was read, so no token file");
-  writer.commit();
-  if (arguments.tokenizer != "bytes") keep_tokenizer(arguments.tokenizer, path);
+  signals.finish_file([&] {
+    writer.commit();
+    if (arguments.tokenizer != "bytes") keep_tokenizer(arguments.tokenizer, path);
+  });
   const auto& header = writer.header();
   std::cerr << path << ": " << header.tokens << " tokens, " << header.documents << " documents, "
             << std::filesystem::file_size(path) << " bytes, in " << train::short_duration(line.seconds()) << "\n";

@@ -9,18 +9,17 @@
 
 #include "base/files.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "data/bpe_trainer.h"
 #include "data/documents.h"
 #include "data/tokenizer.h"
-#include "train/stop.h"
 #include "train/text.h"
 
 namespace gka::cli {
 namespace {
 
 constexpr std::size_t kBatchBytes = std::size_t{1} << 20;
-constexpr int kInterrupted = 130;
 
 struct Arguments {
   std::vector<std::string> files;
@@ -33,20 +32,16 @@ struct Arguments {
   bool no_specials = false;
 };
 
-int interrupted(const Arguments& arguments) {
-  std::cerr << "gka: interrupted; " << arguments.out << " was not written.\n";
-  return kInterrupted;
-}
-
 int train_bpe(const Arguments& arguments) {
   data::DocumentOptions options;
   if (!arguments.field.empty()) options.field = arguments.field;
   if (!arguments.separator.empty()) options.separator = arguments.separator;
   const data::DocumentReader reader(arguments.files, options);
   data::BpeTrainer trainer(arguments.train);
+  Interruptible signals(arguments.out);
+  signals.writes_file(arguments.out);
   NewFile out(arguments.out);  // before the work, not after it: a folder that is not there is known now
 
-  const train::StopSignals stop("\nstopping; once more ends at once\n");
   LiveLine line;
   reader.read(kBatchBytes, [&](const std::vector<data::RawDocument>& batch, std::int64_t bytes_done) {
     for (const auto& document : batch) trainer.add(reader.text(document));
@@ -54,17 +49,13 @@ int train_bpe(const Arguments& arguments) {
       return "reading, " + train::short_bytes(static_cast<double>(bytes_done)) + " of " +
              train::short_bytes(static_cast<double>(reader.total_bytes()));
     });
-    return stop.received() == 0;
   });
-  if (stop.received() != 0) return interrupted(arguments);
   const auto file = trainer.train([&](std::int64_t done, std::int64_t all) {
     line.show([&] { return std::to_string(done) + " of " + std::to_string(all) + " merges"; });
-    return stop.received() == 0;
   });
-  if (stop.received() != 0) return interrupted(arguments);
   line.clear();
   out.write(file);
-  out.commit();
+  signals.finish_file([&] { out.commit(); });
 
   const auto tokenizer = data::Tokenizer::load(arguments.out);
   std::cerr << arguments.out << ": " << tokenizer.describe() << ", from " << trainer.words() << " words ("

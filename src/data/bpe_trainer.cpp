@@ -182,7 +182,7 @@ void BpeTrainer::add(std::string_view text) {
   });
 }
 
-std::string BpeTrainer::train(const std::function<bool(std::int64_t, std::int64_t)>& progress) {
+std::string BpeTrainer::train(const std::function<void(std::int64_t, std::int64_t)>& progress) {
   std::vector<std::string> vocabulary = options_.specials;
   std::vector<std::pair<std::string, unsigned char>> letters;
   for (int byte = 0; byte < 256; ++byte) letters.emplace_back(letter_of(static_cast<unsigned char>(byte)), byte);
@@ -203,7 +203,7 @@ std::string BpeTrainer::train(const std::function<bool(std::int64_t, std::int64_
   const auto all = options_.vocab_size - static_cast<std::int64_t>(merger.vocabulary());
   while (merger.vocabulary() < wanted && merger.step(options_.min_count)) {
     const auto left = static_cast<std::int64_t>(wanted - merger.vocabulary());
-    if (progress && !progress(all - left, all)) return {};
+    if (progress) progress(all - left, all);
   }
 
   Json added = Json::array(), names = Json::object(), merges = Json::array();

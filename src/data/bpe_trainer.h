@@ -35,9 +35,8 @@ class BpeTrainer {
   std::int64_t words() const { return words_seen_; }
   std::int64_t distinct_words() const { return static_cast<std::int64_t>(counts_.size()); }
 
-  /// Learns the merges and returns the tokenizer.json. `progress` hears of merges done and merges to do, and stops the
-  /// work with false (the result is then empty).
-  std::string train(const std::function<bool(std::int64_t done, std::int64_t all)>& progress = {});
+  /// Learns the merges and returns the tokenizer.json. `progress` hears of merges done and merges to do.
+  std::string train(const std::function<void(std::int64_t done, std::int64_t all)>& progress = {});
 
  private:
   BpeTrainerOptions options_;

@@ -67,11 +67,10 @@ class Gatherer {
   }
   bool full() const { return held_ >= batch_bytes_; }
   /// False: the sink has had enough.
-  bool hand_over(const DocumentReader::Sink& sink, std::int64_t bytes_done) {
-    const bool go_on = batch_.empty() || sink(batch_, bytes_done);
+  void hand_over(const DocumentReader::Sink& sink, std::int64_t bytes_done) {
+    if (!batch_.empty()) sink(batch_, bytes_done);
     batch_.clear();
     held_ = 0;
-    return go_on;
   }
 
  private:
@@ -85,7 +84,7 @@ class Gatherer {
 
 }  // namespace
 
-bool DocumentReader::read_mapped(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before,
+void DocumentReader::read_mapped(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before,
                                  const Sink& sink) const {
   const MappedFile map(paths_[file]);
   const auto separator = separator_of(file);
@@ -94,12 +93,11 @@ bool DocumentReader::read_mapped(std::size_t file, std::size_t batch_bytes, std:
   while (!rest.empty()) {
     documents.add(separator.empty() ? std::exchange(rest, {}) : take(rest, separator));
     if (!documents.full() && !rest.empty()) continue;
-    if (!documents.hand_over(sink, bytes_before + static_cast<std::int64_t>(map.size() - rest.size()))) return false;
+    documents.hand_over(sink, bytes_before + static_cast<std::int64_t>(map.size() - rest.size()));
   }
-  return true;
 }
 
-bool DocumentReader::read_stream(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before,
+void DocumentReader::read_stream(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before,
                                  const Sink& sink) const {
   const auto input = open_text(paths_[file]);
   const auto separator = separator_of(file);
@@ -117,19 +115,16 @@ bool DocumentReader::read_stream(std::size_t file, std::size_t batch_bytes, std:
     const auto whole = more ? last + separator.size() : held.size();
     auto rest = std::string_view(held).substr(0, whole);
     while (!rest.empty()) documents.add(separator.empty() ? std::exchange(rest, {}) : take(rest, separator));
-    if (!documents.hand_over(sink, bytes_before + input->taken())) return false;
+    documents.hand_over(sink, bytes_before + input->taken());
     held.erase(0, whole);
   }
-  return true;
 }
 
 void DocumentReader::read(std::size_t batch_bytes, const Sink& sink) const {
   std::int64_t bytes_before = 0;
   for (std::size_t file = 0; file < paths_.size(); ++file) {
     const bool stream = paths_[file] == kStandardInput || is_compressed(paths_[file]);
-    const bool go_on = stream ? read_stream(file, batch_bytes, bytes_before, sink)
-                              : read_mapped(file, batch_bytes, bytes_before, sink);
-    if (!go_on) return;
+    stream ? read_stream(file, batch_bytes, bytes_before, sink) : read_mapped(file, batch_bytes, bytes_before, sink);
     if (paths_[file] != kStandardInput) bytes_before += static_cast<std::int64_t>(open_regular(paths_[file]).size());
   }
 }

@@ -24,13 +24,13 @@ struct RawDocument {
   std::int64_t line = 0;  // of JSON, from 1
 };
 
-/// Calls `sink` with batches of neighbouring documents, about `batch_bytes` at a time, until it returns false. Files
+/// Calls `sink` with batches of neighbouring documents, about `batch_bytes` at a time. Files
 /// called .jsonl or .ndjson are JSON lines with the field "text" unless the options say otherwise.
 class DocumentReader {
  public:
   DocumentReader(std::vector<std::string> paths, DocumentOptions options);
 
-  using Sink = std::function<bool(const std::vector<RawDocument>& batch, std::int64_t bytes_done)>;
+  using Sink = std::function<void(const std::vector<RawDocument>& batch, std::int64_t bytes_done)>;
   void read(std::size_t batch_bytes, const Sink& sink) const;
 
   /// The document's text. Throws with file and line where the JSON is bad or has no such field.
@@ -41,8 +41,8 @@ class DocumentReader {
  private:
   std::optional<std::string> field_of(const std::string& path) const;
   std::string separator_of(std::size_t file) const;
-  bool read_mapped(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before, const Sink& sink) const;
-  bool read_stream(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before, const Sink& sink) const;
+  void read_mapped(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before, const Sink& sink) const;
+  void read_stream(std::size_t file, std::size_t batch_bytes, std::int64_t bytes_before, const Sink& sink) const;
 
   std::vector<std::string> paths_;
   DocumentOptions options_;

@@ -1,6 +1,12 @@
 // The rivals' memories (layers/memory.h) as an operator. It is made of differentiable operators, so autograd goes
-// through it by itself.
+// through it by itself. torch.func does not, since some of those have their gradients in C++; for it there are two
+// operators more, one without gradients and one that computes them.
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
 #include <array>
@@ -66,6 +72,53 @@ std::tuple<at::Tensor, at::Tensor> memory(const at::Tensor& q, const at::Tensor&
   return {o, output_final_state ? call.out().tensors.at(0) : q.new_empty({0})};
 }
 
+std::tuple<at::Tensor, at::Tensor> memory_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                  const Optional& log_decay, const Optional& beta,
+                                                  const Optional& initial_state, const Optional& cu_seqlens,
+                                                  const std::string& rule, double scale, bool output_final_state) {
+  const at::NoGradGuard no_gradients;
+  return memory(q, k, v, log_decay, beta, rule, scale, initial_state, output_final_state, cu_seqlens);
+}
+
+using Six = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+/// Of q, k, v, log_decay, beta and initial_state; empty for those that are not needed. The memory is computed again.
+Six memory_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Optional& log_decay,
+                    const Optional& beta, const Optional& initial_state, const Optional& cu_seqlens,
+                    const std::string& rule, double scale, bool output_final_state, const at::Tensor& d_o,
+                    const Optional& d_state, const c10::List<bool>& needs) {
+  // A transform of torch.func that called this keeps autograd out.
+  const c10::impl::ForceDispatchKeyGuard keys(c10::default_included_set, c10::default_excluded_set);
+  const at::AutoGradMode gradients_on(true);
+  std::array<Optional, 6> inputs{q, k, v, log_decay, beta, initial_state};
+  torch::autograd::variable_list wanted;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i]) continue;
+    inputs[i] = inputs[i]->detach().requires_grad_(needs.get(i));
+    if (needs.get(i)) wanted.push_back(*inputs[i]);
+  }
+  const auto [o, state] = memory(*inputs[0], *inputs[1], *inputs[2], inputs[3], inputs[4], rule, scale, inputs[5],
+                                 output_final_state, cu_seqlens);
+  torch::autograd::variable_list outputs{o}, gradients{d_o};
+  if (d_state) {
+    outputs.push_back(state);
+    gradients.push_back(*d_state);
+  }
+  const auto found = torch::autograd::grad(outputs, wanted, gradients, /*retain_graph=*/false, /*create_graph=*/false,
+                                           /*allow_unused=*/true);
+  std::array<at::Tensor, 6> results;
+  auto next = found.begin();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i] || !needs.get(i)) {
+      results[i] = q.new_empty({0});
+    } else {
+      results[i] = next->defined() ? *next : at::zeros_like(*inputs[i]);
+      ++next;
+    }
+  }
+  return std::tuple_cat(results);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(gka, m) {
@@ -74,6 +127,15 @@ TORCH_LIBRARY_FRAGMENT(gka, m) {
       "float scale=1.0, Tensor? initial_state=None, bool output_final_state=False, Tensor? cu_seqlens=None) "
       "-> (Tensor o, Tensor state)",
       memory);
+  m.def(
+      "memory_forward(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? beta, Tensor? initial_state, "
+      "Tensor? cu_seqlens, str rule, float scale, bool output_final_state) -> (Tensor o, Tensor state)");
+  m.impl("memory_forward", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, memory_forward));
+  m.def(
+      "memory_backward(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? beta, Tensor? initial_state, "
+      "Tensor? cu_seqlens, str rule, float scale, bool output_final_state, Tensor d_o, Tensor? d_state, bool[] needs) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.impl("memory_backward", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, memory_backward));
 }
 
 }  // namespace gka::python

@@ -24,9 +24,13 @@ void flush(const fs::path& path) {
 
 }  // namespace
 
+fs::path unfinished_path(const fs::path& folder) {
+  return folder.parent_path() / (std::string(kUnfinished) + folder.filename().string());
+}
+
 void write_folder(const fs::path& folder, const std::function<void(const fs::path&)>& fill) {
   const auto parent = folder.parent_path();
-  const auto unfinished = parent / (std::string(kUnfinished) + folder.filename().string());
+  const auto unfinished = unfinished_path(folder);
   fs::create_directories(parent);
   fs::remove_all(unfinished);
   try {
@@ -82,8 +86,7 @@ void tidy_checkpoints(const fs::path& run, std::size_t keep) {
   if (saved.size() > keep) {
     saved.resize(saved.size() - keep);
     // Renamed first: a folder of which half is removed must not look like a checkpoint.
-    for (const auto& old : saved)
-      fs::rename(old.path, folder / (std::string(kUnfinished) + old.path.filename().string()));
+    for (const auto& old : saved) fs::rename(old.path, unfinished_path(old.path));
   }
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().filename().string().starts_with(kUnfinished)) fs::remove_all(entry.path());

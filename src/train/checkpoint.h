@@ -13,6 +13,9 @@
 
 namespace gka::train {
 
+/// Under which name a folder is filled until it has its own.
+std::filesystem::path unfinished_path(const std::filesystem::path& folder);
+
 /// Calls `fill` with an empty folder, and gives that folder its name once all of it is on the disk. Whatever goes
 /// wrong, nothing of that name appears and the rest is removed.
 void write_folder(const std::filesystem::path& folder, const std::function<void(const std::filesystem::path&)>& fill);

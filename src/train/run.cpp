@@ -61,8 +61,13 @@ RunLock::RunLock(const fs::path& run)
                              "'; wait until it ends, or choose another folder with --set output=FOLDER.");
   }
   const auto owner = std::to_string(::getpid()) + "\n";
-  if (::ftruncate(file_.get(), 0) != 0) throw file_error("write", path_);
-  write_all(file_, path_, owner);
+  try {
+    if (::ftruncate(file_.get(), 0) != 0) throw file_error("write", path_);
+    write_all(file_, path_, owner);
+  } catch (const std::exception&) {
+    remove();
+    throw;
+  }
 }
 
 bool RunLock::is_held(const fs::path& run) {

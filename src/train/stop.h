@@ -7,14 +7,17 @@ namespace gka::train {
 /// Listens while it lives; before and after, a signal does what it did.
 class StopSignals {
  public:
-  /// `notice` is what the first signal writes to standard error; it lives as long as the process.
-  explicit StopSignals(const char* notice = "\nfinishing this step, then saving; once more ends at once\n");
+  StopSignals();
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
   /// The signal that came, or 0.
   int received() const;
+
+ private:
+  using Handler = void (*)(int);
+  Handler on_broken_pipe_;  // before
 };
 
 }  // namespace gka::train

@@ -425,23 +425,36 @@ bool has_other_length(const Config& config) {
   });
 }
 
-/// Whether the folder was not there before.
-bool make_folder(const fs::path& run) {
-  std::error_code error;
-  const bool made = fs::create_directories(run, error);
-  if (error) throw std::runtime_error("cannot make the folder '" + run.string() + "': " + error.message() + ".");
-  return made;
-}
+/// The folder of a run with those above it. What it had to make and stands empty in the end goes again.
+class RunFolder {
+ public:
+  explicit RunFolder(const fs::path& run) {
+    std::error_code error;
+    for (auto path = fs::absolute(run).lexically_normal(); !fs::exists(path, error); path = path.parent_path()) {
+      made_.push_back(path);
+    }
+    fs::create_directories(run, error);
+    if (error) throw std::runtime_error("cannot make the folder '" + run.string() + "': " + error.message() + ".");
+  }
+  ~RunFolder() {
+    std::error_code not_empty;
+    for (const auto& path : made_) fs::remove(path, not_empty);
+  }
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+ private:
+  std::vector<fs::path> made_{};  // the deepest first
+};
 
 /// Leaves no trace of a run that never began, and everything that was there before it; of one that did begin, a note of
 /// what went wrong. A full disk takes no notes, but the sentence still reaches the user.
-void note_failure(const Config& config, RunLock& lock, bool made_folder, const std::string& sentence) noexcept {
+void note_failure(const Config& config, RunLock& lock, const std::string& sentence) noexcept {
   try {
     if (is_run(config.output)) {
       write_state(config.output, RunState::failed, config.steps, sentence);
     } else {
       lock.remove();
-      if (made_folder) fs::remove(config.output);
     }
   } catch (const std::exception&) {
   }
@@ -464,11 +477,11 @@ Outcome train(const Config& config, Start start) {
   if (start == Start::resume && !is_run(run)) {
     throw std::runtime_error("there is no run in '" + run.string() + "' to resume; leave out --resume to start one.");
   }
-  const bool made_folder = make_folder(run);
+  const RunFolder folder(run);
   RunLock lock(run);
   check_folder(config, start);
   const auto failed = [&](const std::string& sentence) {
-    note_failure(config, lock, made_folder, sentence);
+    note_failure(config, lock, sentence);
     return std::runtime_error(sentence);
   };
   try {
@@ -483,7 +496,7 @@ Outcome train(const Config& config, Start start) {
     write_state(run, outcome == Outcome::finished ? RunState::finished : RunState::stopped, config.steps);
     return outcome;
   } catch (const Diverged& error) {
-    note_failure(config, lock, made_folder, error.what());
+    note_failure(config, lock, error.what());
     throw;
   } catch (const c10::Error& error) {
     throw failed(sentence_of(error.what_without_backtrace()));

@@ -182,7 +182,7 @@ def test_ranks_start_from_no_model_of_another_tokenizer(pool, tmp_path):
         (["output=one"], {}, "'one' already holds a run; `torchrun … -m gka.train one --resume` continues it"),
         (["output=one", "seed=3"], {"resume": True}, "the run in 'one' has another seed (0) than this one (3)"),
         (["output=none"], {"resume": True}, "there is no run in 'none' to resume"),
-        (["model.vocab_size=32"], {}, "set model.vocab_size to at least 64"),
+        (["model.vocab_size=32", "output=new/refused"], {}, "set model.vocab_size to at least 64"),
         ([], {"context": 3}, "2 processes cannot be cut into groups of context × tensor = 3 × 1"),
     ],
 )

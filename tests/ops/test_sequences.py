@@ -70,6 +70,21 @@ def test_steps_after_a_prefill_equal_a_longer_prefill(solver):
         assert relative_error(got, want) < EXACTLY
 
 
+def test_a_few_tokens_on_a_cpu_are_so_many_steps_to_the_bit():
+    """With a gradient or without, alone or packed beside a longer sequence: the length of a sequence decides."""
+    case, state = split(make(1, 40, 2, 32, 16, dtype=torch.float32, states=1))
+    few = at(case, slice(0, 2))
+    o, after = gka.gated_kalmanet(**few, **state, output_final_state=True)
+    h, u = (tensor.clone() for tensor in state["initial_state"])
+    steps = [gka.gated_kalmanet_step(**{n: x[:, t] for n, x in few.items()}, state=(h, u)) for t in range(2)]
+    assert torch.equal(o, torch.stack(steps, 1))
+    assert torch.equal(after[0], h) and torch.equal(after[1], u)
+    assert torch.equal(gka.gated_kalmanet(**requiring_grad(few), **state)[0], o)
+    both = tuple(torch.cat([tensor, tensor]) for tensor in state["initial_state"])
+    packed = gka.gated_kalmanet(**case, initial_state=both, cu_seqlens=torch.tensor([0, 2, 40]))[0]
+    assert torch.equal(packed[:, :2], o)
+
+
 def test_a_step_uses_and_changes_the_chosen_slots_and_no_other():
     case = make(2, 3, states=5)
     chosen = torch.tensor([4, 1], dtype=torch.int32)

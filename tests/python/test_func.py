@@ -26,6 +26,13 @@ OPERATORS = {
     ),
     "ridge_solve": lambda q, k, v, g, b, a: gka.ridge_solve(q, k, g, b, iterations=8)[0],
     "linear_memory": lambda q, k, v, g, b, a: gka.linear_memory(q, k, v, g, b)[0],
+    "memory by the delta rule": lambda q, k, v, g, b, a: gka.memory(q, k, v, g, b)[0],
+    "memory that adds, and its state": lambda q, k, v, g, b, a: sum(
+        part.sum() for part in gka.memory(q, k, v, g, b, rule="add", output_final_state=True)
+    ),
+    "memory from a state": lambda q, k, v, g, b, a: gka.memory(
+        q, k, v, g, b, initial_state=a.sum((1, 2)).view(-1, 1, 1, 1).expand(-1, 2, 4, 3)
+    )[0],
 }
 
 
@@ -78,5 +85,6 @@ def test_the_flop_counter_sees_the_operators():
 
 def test_forward_mode_is_refused_by_what_it_is():
     q, k, v, *gates = inputs()
-    with pytest.raises(NotImplementedError, match="reverse mode alone"):
-        torch.func.jvp(lambda q: gka.gated_kalmanet(q, k, v, *gates)[0], (q,), (q,))
+    for operator in (gka.gated_kalmanet, lambda *t: gka.memory(*t[:5])):
+        with pytest.raises(NotImplementedError, match="reverse mode alone"):
+            torch.func.jvp(lambda q, operator=operator: operator(q, k, v, *gates)[0], (q,), (q,))

@@ -1,6 +1,7 @@
 """`gka serve` on a model with random weights: the command, the engine behind the API, and memories over a restart."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,16 @@ def test_a_memory_outlives_the_server_and_answers_as_its_tokens_would(model, tmp
         assert got["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
         assert got["choices"][0]["logprobs"] == plain["choices"][0]["logprobs"]
         assert got["gka"]["remembered_tokens"] > 0
+
+
+def test_a_memory_that_does_not_fit_the_disk_is_refused_and_the_server_goes_on(model, tmp_path):
+    words = [PROGRAM, "serve", model, "--tokenizer", "bytes", "--port", "0", "--memories", tmp_path, "--quiet"]
+    with started("bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *words) as server:  # files of 4 KiB
+        said = server.post("/v1/memories", {"input": [7] * 2000}, status=500)["error"]["message"]
+        assert re.fullmatch(rf"cannot write {tmp_path}/mem-\w+\.safetensors: File too large", said)
+        made = server.post("/v1/memories", {"input": [7] * 20})
+        assert server.get("/v1/memories")["data"] == [made]
+        assert [path.name for path in tmp_path.iterdir()] == [made["id"] + ".safetensors"]
 
 
 def test_a_memory_that_keeps_a_part_of_its_cache_is_the_same_after_a_restart(model, tmp_path):

@@ -141,6 +141,17 @@ def test_a_failed_start_leaves_what_was_there(gka):
     assert (gka.folder / "mine/lock").read_text() == "my own\n"
 
 
+def test_a_run_that_never_began_leaves_none_of_the_folders_it_made(gka):
+    (gka.folder / "mine").mkdir()
+    before = sorted(gka.folder.rglob("*"))
+    name = gka.write(output="mine/deeper/run", data={"kind": "tokens", "files": "nowhere.tokens"})
+    assert "nowhere.tokens" in only_sentence(gka.call("train", name))
+    gka.write(output="mine/deeper/run", steps=1)
+    done = gka.call("train", name, limit="0")  # a file may have no byte: not even the lock can be written
+    assert "cannot write mine/deeper/run/lock: File too large" in only_sentence(done)
+    assert sorted(gka.folder.rglob("*")) == sorted([*before, gka.folder / name])
+
+
 def test_a_run_without_a_step_is_replaced(gka):
     run = gka.folder / "runs/small"
     run.mkdir(parents=True)

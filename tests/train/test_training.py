@@ -157,6 +157,17 @@ def test_curves_are_drawn(whole):
     assert done.stdout == "curves.png: loss, accuracy, gradient norm of 1 run, up to step 24\n"
 
 
+def test_a_full_disk_keeps_the_picture_that_was_there(whole):
+    pytest.importorskip("matplotlib")
+    (whole.folder / "kept.png").write_text("older")
+    before = sorted(whole.folder.iterdir())
+    done = whole.call("plot", "runs/small", "-o", "kept.png", limit=1)
+    assert done.returncode == 1
+    assert done.stderr == "gka plot: cannot write 'kept.png': File too large\n"
+    assert (whole.folder / "kept.png").read_text() == "older"
+    assert sorted(whole.folder.iterdir()) == before
+
+
 def test_six_panels_stand_in_two_rows_with_bytes_in_their_unit(whole):
     pytest.importorskip("matplotlib")
     panels = "loss,accuracy,learning_rate,gradient_norm,tokens_per_second,memory"

@@ -1,4 +1,5 @@
-// Forward: carry the states from segment to segment, then solve all segments at once, each walking its own chunks.
+// Forward: carry the states from segment to segment, then solve all segments at once, each walking its own chunks; a
+// sequence of a few tokens goes token by token.
 #include <memory>
 
 #include "kernels/cpu/backend.h"
@@ -6,6 +7,7 @@
 #include "kernels/cpu/isa/recall.h"
 #include "kernels/cpu/isa/solvers.h"
 #include "kernels/cpu/isa/states.h"
+#include "kernels/cpu/isa/token.h"
 
 namespace gka::kernels::cpu::GKA_ISA {
 namespace {
@@ -18,6 +20,7 @@ struct Workspace {
   Recall<T> recall;
   StatePair<T> state;
   Buffer<T> x, o, scratch;
+  Token<T> token;
 
   Workspace(const Sizes& s, const Options& options)
       : chunk(s),
@@ -136,6 +139,34 @@ void write_final_states(const Problem& p, const Outputs& out, const Segment& seg
   }
 }
 
+/// Whether a sequence goes token by token. Half a vector of tokens is where a chunk begins to be cheaper. Its own
+/// length decides, not what else is in the call.
+template <typename T>
+bool goes_by_tokens(const Problem& p, const Outputs& out, const Segment& segment) {
+  return segment.first && segment.last && segment.tokens.length <= kLanes<T> / 2 && p.options.part == Part::both &&
+         p.options.solver != Solver::exact && p.options.chunk == 0 && out.o && !out.report.examines();
+}
+
+template <typename T>
+void run_tokens(const Problem& p, const Outputs& out, const Segment& segment, std::int64_t head, Workspace<T>& w) {
+  const Sizes& s = w.chunk.size;
+  Token<T>& token = w.token;
+  const std::int64_t b = segment.tokens.batch, end = segment.tokens.begin + segment.tokens.length;
+  const View x = out.saved.x != nullptr ? contiguous_view<T>(p, out.saved.x, p.key_dim) : View{};
+  for (std::int64_t t = segment.tokens.begin; t < end; ++t) {
+    const std::int64_t at = (b * p.tokens + t) * p.heads + head;
+    read_token(p, b, t, head, token);
+    write_key<T>(p.options, token, s.dim, w.state.h, w.state.ldh);
+    const double sigma = solve_token<T>(p.options, w.state.h, w.state.ldh, s.dim, head, p.options.iterations, token,
+                                        out.saved.norm != nullptr ? out.saved.norm + at : nullptr,
+                                        out.report.certainty != nullptr ? out.report.certainty + at : nullptr);
+    if (std::isnan(sigma)) std::fill_n(token.x, s.dim, static_cast<T>(sigma));  // as chunks mark a lost token
+    if (x) write_row<T>(x, offset(x, b, t, head), s.dim, token.x);
+    write_and_read_values<T>(p.options.scale, s.dim, s.values, sigma, w.state.u, w.state.ldu, token);
+    write_row<T>(out.o, offset(out.o, b, t, head), s.values, token.y);
+  }
+}
+
 template <typename T>
 void run_segment(const Problem& p, const Outputs& out, const Segment& segment, const SegmentStates<T>& states,
                  std::int64_t head, bool walks, Workspace<T>& w) {
@@ -144,6 +175,11 @@ void run_segment(const Problem& p, const Outputs& out, const Segment& segment, c
   const std::int64_t b = segment.tokens.batch, end = segment.tokens.begin + segment.tokens.length;
   const bool wants_final = segment.last && (out.h != nullptr || out.u != nullptr);
   const bool wants_end = wants_final || (walks && !segment.last);
+  if (goes_by_tokens<T>(p, out, segment)) {
+    run_tokens(p, out, segment, head, w);
+    if (wants_final) write_final_states(p, out, segment, head, w);
+    return;
+  }
   for (std::int64_t t = segment.tokens.begin; t < end; t += s.chunk) {
     const int len = static_cast<int>(std::min<std::int64_t>(s.chunk, end - t));
     w.chunk.load(p, b, t, head, len, {});
