@@ -145,7 +145,7 @@ def picture_folder(folder: Path) -> Path:
         for i, name in enumerate(("apfel", "bäume")):
             (folder / part / name).mkdir(parents=True)
             picture = Image.new("RGB", (30, 20), (200, 10, 10) if i == 0 else (10, 200, 10))
-            picture.paste((0, 0, 255), (0, 0, 5, 20))  # the left margin, which a square in the middle does not have
+            picture.paste((0, 0, 255), (0, 0, 2, 20))  # at the left margin, which a square in the middle does not have
             picture.save(folder / part / name / "1.PNG")
     return folder
 
