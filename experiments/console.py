@@ -57,8 +57,8 @@ class Progress:
         self.done, self.start, self.live = 0, time.monotonic(), (stream or sys.stderr).isatty()
         self._draw("")
 
-    def step(self, what: str = "") -> None:
-        before, self.done = self.done, self.done + 1
+    def step(self, what: str = "", by: int = 1) -> None:
+        before, self.done = self.done, self.done + by
         if self.live or before * 10 // self.total != self.done * 10 // self.total:
             self._draw(what)
 

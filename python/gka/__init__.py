@@ -45,7 +45,7 @@ def __getattr__(name: str) -> object:
     """gka.nn, gka.models, gka.hf, … and gka.load without an import of their own, loaded when they are asked for."""
     import importlib
 
-    if name in ("nn", "models", "hf", "train", "data", "dtensor"):
+    if name in ("nn", "models", "vision", "hf", "train", "data", "dtensor"):
         return importlib.import_module(f".{name}", __name__)
     if name == "load":
         return importlib.import_module(".models", __name__).load
