@@ -30,7 +30,7 @@ import torch
 from block import relative_error
 from common import ROOT, gka_json, seconds
 from console import Progress, paint, run_program, table
-from gpu import ITERATIONS, USUAL, WEAK, Shape, inputs, leaves, median_time, number
+from gpu import ITERATIONS, STRONG, USUAL, WEAK, Shape, inputs, leaves, median_time, number
 from torch import Tensor
 
 import gka
@@ -239,6 +239,7 @@ def scores(prompt_tokens: int, weights: str) -> Callable[[Where], Ran]:
 STEP, LOGPROBS = 5e-3, 0.05
 OUTPUTS, GRADIENTS = 5e-3, 1e-2
 
+NARROW = Shape(32, 32, 32)  # of as many channels as USUAL, whose time the rows are to reach
 CONSTANT, SMALL = ({"ridge_mode": "constant", "ridge": ridge} for ridge in (0.25, 0.02))
 
 WORKS = (
@@ -269,6 +270,9 @@ WORKS = (
     Work("constant_ridge", "λ = 0.02, less beside ‖H‖", GRADIENTS, whole_sequences(4, 4096, USUAL, True, **SMALL)),
     Work("keys_part", "d = 32, B4 T4096", OUTPUTS, whole_sequences(4, 4096, Shape(dim=32), keys_alone=True)),
     Work("keys_part", "and backward", GRADIENTS, whole_sequences(4, 4096, Shape(dim=32), True, keys_alone=True)),
+    Work("narrow_heads", "32 heads of 32, B4 T4096", OUTPUTS, whole_sequences(4, 4096, NARROW)),
+    Work("narrow_heads", "and backward", GRADIENTS, whole_sequences(4, 4096, NARROW, True)),
+    Work("narrow_heads", "all chunks refined", GRADIENTS, whole_sequences(4, 4096, NARROW, True, decay=STRONG)),
 )
 
 HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]

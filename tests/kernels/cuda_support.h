@@ -1,6 +1,7 @@
 // The CUDA kernels as the tests call them: with host pointers, on a GPU or (their sources compiled as C++) without one.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "gka/kernels.h"
@@ -49,11 +50,12 @@ struct CudaOnHost {
   static void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients, const View& y);
 };
 
-/// The Hopper kernels' sources on the host, with as many threads as on a card.
+/// The Hopper kernels' sources on the host, with as many threads as on a card; returned is how many bytes of scratch a
+/// call asked for.
 struct HopperOnHost {
-  static void forward(const Problem& problem, const Outputs& outputs);
+  static std::size_t forward(const Problem& problem, const Outputs& outputs);
   /// For up to 128 value channels.
-  static void backward(const Problem& problem, const Saved& saved, const Gradients& gradients);
+  static std::size_t backward(const Problem& problem, const Saved& saved, const Gradients& gradients);
 };
 
 /// A token of a GKA block between its projections. Gates: β, the log of γ and α, `bias` [heads] for each.

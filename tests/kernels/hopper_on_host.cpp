@@ -16,12 +16,12 @@ void backward_in_blocks(const Problem&, const Saved&, const Gradients&, const De
 
 namespace gka::kernels::test {
 
-void HopperOnHost::forward(const Problem& problem, const Outputs& outputs) {
-  with_scratch<cuda_with_threads::Device>(
+std::size_t HopperOnHost::forward(const Problem& problem, const Outputs& outputs) {
+  return with_scratch<cuda_with_threads::Device>(
       [&](const auto& device) { cuda_with_threads::hopper::forward(problem, outputs, device); });
 }
-void HopperOnHost::backward(const Problem& problem, const Saved& saved, const Gradients& gradients) {
-  with_scratch<cuda_with_threads::Device>(
+std::size_t HopperOnHost::backward(const Problem& problem, const Saved& saved, const Gradients& gradients) {
+  return with_scratch<cuda_with_threads::Device>(
       [&](const auto& device) { cuda_with_threads::hopper::backward(problem, saved, gradients, device); });
 }
 

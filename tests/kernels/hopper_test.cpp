@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/cpu_support.h"
 #include "kernels/cuda_support.h"
 #include "kernels/expect.h"
 
@@ -30,20 +31,29 @@ void expect_outputs(const OwnedOutputs& got, const OwnedOutputs& want, const std
   EXPECT_TRUE(got.o.gaps_intact()) << what;
 }
 
-void expect_close_to_reference(void (*change)(CaseSpec&)) {
-  CaseSpec spec{.dtype = DType::bfloat16, .batch = 1, .tokens = 150, .heads = 1, .key_dim = 64, .value_dim = 64};
+CaseSpec spec_with(std::int64_t dim, void (*change)(CaseSpec&)) {
+  CaseSpec spec{.dtype = DType::bfloat16, .batch = 1, .tokens = 150, .heads = 1, .key_dim = dim, .value_dim = dim};
   spec.h0 = spec.u0 = spec.d_h = spec.d_u = spec.float32_gates = true;
   change(spec);
+  return spec;
+}
+
+/// With room of this type for o and gradients.
+void expect_close_to_reference(const CaseSpec& spec, DType results) {
   const Case c(spec);
-  const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs(DType::float32);
+  const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs(results);
   reference::forward(c.problem(), want.pointers());
   const Outputs out = outputs_of(got);
   HopperOnHost::forward(c.problem(), out);
   expect_outputs(got, want, c.describe());
-  const OwnedGradients gradients = c.gradients(DType::float64), found = c.gradients(DType::float32);
+  const OwnedGradients gradients = c.gradients(DType::float64);
+  const OwnedGradients found = results == spec.dtype ? c.gradients() : c.gradients(results);
   reference::backward(c.problem(), gradients.pointers());
   HopperOnHost::backward(c.problem(), out.saved, found.pointers());
   expect_close(found, gradients, 1e-2, c.describe());
+}
+void expect_close_to_reference(void (*change)(CaseSpec&)) {
+  expect_close_to_reference(spec_with(64, change), DType::float32);
 }
 
 TEST(HopperKernels, MatchTheReferenceWithStatesAtBothEnds) {
@@ -238,7 +248,8 @@ TEST(HopperKernels, CarryStatesAlongManyChunks) {
   }
 }
 
-TEST(HopperKernels, ANaNStaysBetweenTwoDecaysOfZero) {
+/// o of tokens that two decays of 0 part from a NaN are what they are without it.
+void expect_nan_stays() {
   constexpr std::int64_t kBegin = 50, kPoison = 60, kEnd = 100;
   const auto fenced = [] {
     Case c({.dtype = DType::bfloat16, .tokens = 130, .heads = 1, .key_dim = 32, .value_dim = 32});
@@ -269,6 +280,113 @@ TEST(HopperKernels, ANaNStaysBetweenTwoDecaysOfZero) {
     }
     EXPECT_TRUE(seen);
   }
+}
+TEST(HopperKernels, ANaNStaysBetweenTwoDecaysOfZero) { expect_nan_stays(); }
+
+// ---- Heads of 32 channels without padding, as torch asks for them: o and gradients of the inputs' type --------------
+
+void expect_narrow_close_to_reference(void (*change)(CaseSpec&)) {
+  const Forced trial("GKA_TRIAL", "narrow_heads");
+  const CaseSpec spec = spec_with(32, change);
+  expect_close_to_reference(spec, spec.dtype);
+}
+
+TEST(NarrowHeads, MatchTheReferenceWithStatesAtBothEnds) {
+  expect_narrow_close_to_reference([](CaseSpec& s) { s.heads = 2; });
+}
+TEST(NarrowHeads, MatchTheReferenceAtTheStartOfASequence) {
+  expect_narrow_close_to_reference([](CaseSpec& s) { s.h0 = s.u0 = false; });
+}
+TEST(NarrowHeads, MatchTheReferenceWhereKeysShareADirection) {
+  expect_narrow_close_to_reference([](CaseSpec& s) {
+    s.keys = Keys::shared;
+    s.weakest_decay = s.strongest_decay = 0.01;
+  });
+}
+TEST(NarrowHeads, LoseNothingToStrongDecay) {
+  expect_narrow_close_to_reference([](CaseSpec& s) {
+    s.keys = Keys::silu;
+    s.weakest_decay = 0.5;
+    s.strongest_decay = 1.5;
+  });
+}
+TEST(NarrowHeads, TakeFewIterationsAndASmallRidge) {
+  expect_narrow_close_to_reference([](CaseSpec& s) {
+    s.options.iterations = 7;
+    s.options.ridge = 0.01;
+  });
+}
+TEST(NarrowHeads, TakePlainStepsWhereRefiningIsOff) {
+  expect_narrow_close_to_reference([](CaseSpec& s) {
+    s.full_rank_h0 = true;
+    s.weakest_decay = s.strongest_decay = 0.003;
+    s.options.refine = false;
+  });
+}
+TEST(NarrowHeads, ForgetAndSkipExactly) {
+  expect_narrow_close_to_reference([](CaseSpec& s) {
+    s.asymmetric_h0 = true;
+    s.forget = 0.05;
+    s.skip = 0.1;
+    s.layout = Layout::heads_first;
+    s.heads = 3;
+  });
+}
+TEST(NarrowHeads, MatchTheReferenceOnPackedFloat16) {
+  expect_narrow_close_to_reference([](CaseSpec& s) {
+    s.dtype = DType::float16;
+    s.lengths = {70, 0, 128, 1, 200};
+  });
+}
+TEST(NarrowHeads, TakeACallWithoutGates) {
+  expect_narrow_close_to_reference([](CaseSpec& s) {
+    s.batch = 2;
+    s.log_decay = s.beta = s.alpha = false;
+    s.tokens = 100;
+    s.options.scale = 0.3;
+    s.options.ridge_gradient = false;
+  });
+}
+TEST(NarrowHeads, OfFewerChannelsThatDoNotLieAlignedArePaddedBackwardAlone) {
+  expect_narrow_close_to_reference([](CaseSpec& s) {
+    s.layout = Layout::padded;
+    s.key_dim = 20;
+    s.value_dim = 12;
+  });
+}
+/// A block of several tasks reuses its tiles.
+TEST(NarrowHeads, CarryStatesAlongManyChunks) {
+  expect_narrow_close_to_reference([](CaseSpec& s) {
+    s.tokens = 12 * 64;
+    s.weakest_decay = s.strongest_decay = 0.002;
+  });
+}
+TEST(NarrowHeads, ANaNStaysBetweenTwoDecaysOfZero) {
+  const Forced trial("GKA_TRIAL", "narrow_heads");
+  expect_nan_stays();
+}
+
+TEST(NarrowHeads, NeedLessScratchAndFollowAnyForwardPass) {
+  // Either backward pass after either forward pass: what is saved is the same.
+  const Case c(spec_with(32, [](CaseSpec&) {}));
+  const OwnedGradients want = c.gradients(DType::float64);
+  reference::backward(c.problem(), want.pointers());
+  std::size_t forward[2] = {}, backward[2] = {};
+  for (const int first : {0, 1}) {
+    const OwnedOutputs kept = c.outputs();
+    const Outputs out = outputs_of(kept);
+    const auto with = [](int narrow, auto&& body) {
+      const Forced trial("GKA_TRIAL", narrow == 1 ? "narrow_heads" : "");
+      return body();
+    };
+    forward[first] = with(first, [&] { return HopperOnHost::forward(c.problem(), out); });
+    const OwnedGradients got = c.gradients();
+    backward[1 - first] =
+        with(1 - first, [&] { return HopperOnHost::backward(c.problem(), out.saved, got.pointers()); });
+    expect_close(got, want, 1e-2, c.describe());
+  }
+  EXPECT_LT(static_cast<double>(forward[1]), 0.7 * static_cast<double>(forward[0]));
+  EXPECT_LT(static_cast<double>(backward[1]), 0.7 * static_cast<double>(backward[0]));
 }
 
 }  // namespace

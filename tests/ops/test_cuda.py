@@ -87,6 +87,14 @@ def test_heads_that_share_keys_and_values_give_the_answer_of_the_cpu(monkeypatch
     assert_close(run(on_gpu(case)), run(case), 1e-2)
 
 
+@pytest.mark.parametrize("trial", ["", "narrow_heads"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_heads_of_32_channels_give_the_answer_of_the_cpu(monkeypatch, path, dtype, trial):
+    monkeypatch.setenv("GKA_TRIAL", trial)
+    case = make(2, 300, 4, 32, 32, dtype=dtype, gate_dtype=torch.float32, states=2)
+    assert_close(run(on_gpu(case)), run(case), 1e-2)
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_short_prompts_give_the_answer_of_the_cpu(path, tokens):
     # Of a first token the decay fades nothing, and its gradient is 0: nothing to compare with. Nor does its o = Uᵀx

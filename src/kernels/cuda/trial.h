@@ -19,12 +19,14 @@ enum class Trial : std::uint8_t {
   grouped_heads,   // keys and values that heads share are read where they are, not copied for each head
   constant_ridge,  // hopper/: RidgeMode::constant with one λ
   keys_part,       // hopper/: Part::solve
+  narrow_heads,    // hopper/: heads of 32 channels without padding
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"crowd_step", Trial::crowd_step},         {"grouped_step", Trial::grouped_step},
     {"int8_products", Trial::int8_products},   {"grouped_heads", Trial::grouped_heads},
     {"constant_ridge", Trial::constant_ridge}, {"keys_part", Trial::keys_part},
+    {"narrow_heads", Trial::narrow_heads},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.

@@ -69,22 +69,29 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
   });
 }
 
-/// Calls body with the Shape for a problem of size D.
+/// Calls body with the Shape for a problem of size D. Narrow heads are whole.
 template <int D, typename Body>
 void with_shape(const Problem& p, bool whole, Body&& body) {
   with_type(p, [&](auto type) {
     constexpr DType kType = decltype(type)::type;
     const auto with_rest = [&](auto constant, auto values) {
       constexpr bool kConstant = decltype(constant)::value, kValues = decltype(values)::value;
-      whole ? body(bwd::Shape<D, kType, true, kConstant, kValues>{})
-            : body(bwd::Shape<D, kType, false, kConstant, kValues>{});
+      with_known<D, true>(whole,
+                          [&](auto is) { body(bwd::Shape<D, kType, decltype(is)::value, kConstant, kValues>{}); });
     };
-    if (p.options.part != Part::both) return with_rest(std::false_type{}, std::false_type{});
-    with_ridge(p, [&](auto constant) { with_rest(constant, std::true_type{}); });
+    with_values<D>(p, [&](auto values) {
+      if constexpr (decltype(values)::value) {
+        with_ridge<D>(p, [&](auto constant) { with_rest(constant, values); });
+      } else {
+        with_rest(std::false_type{}, values);
+      }
+    });
   });
 }
 
-bool all_whole(const Problem& p, const Gradients& g) {
+/// Whether all that is read and written of tokens lies aligned, in heads of so many channels.
+bool all_whole(const Problem& p, const Gradients& g, int size) {
+  if (p.key_dim != size || (p.value_dim != size && p.options.part == Part::both)) return false;
   for (const View& view : {p.q, p.k, p.v, g.d_o, g.d_q, g.d_k, g.d_v}) {
     if (!bwd::lies_whole(view, p.q.dtype)) return false;
   }
@@ -93,11 +100,9 @@ bool all_whole(const Problem& p, const Gradients& g) {
 
 void run(const Problem& p, const Saved& saved, bool tiles, const Gradients& out, const Device& device) {
   const CurrentDevice current(device.index);
-  with_size(p, [&](auto size) {
+  with_size(p, is_narrow(p) && all_whole(p, out, kNarrowSize), [&](auto size) {
     constexpr int D = decltype(size)::value;
-    const bool all = p.key_dim == D && (p.value_dim == D || p.options.part != Part::both);
-    with_shape<D>(p, all && all_whole(p, out),
-                  [&](auto shape) { run_as<decltype(shape)>(p, saved, tiles, out, device); });
+    with_shape<D>(p, all_whole(p, out, D), [&](auto shape) { run_as<decltype(shape)>(p, saved, tiles, out, device); });
   });
 }
 
@@ -105,7 +110,7 @@ void run(const Problem& p, const Saved& saved, bool tiles, const Gradients& out,
 
 void save_tiles(const Problem& p, const Saved& from, const Saved& to, const Device& device) {
   const CurrentDevice current(device.index);
-  with_size(p, [&](auto size) {
+  with_padded_size(p, [&](auto size) {
     constexpr int D = decltype(size)::value;
     start_states<D>(p, from, kept_states<D>(p, to), device);
   });
@@ -113,7 +118,7 @@ void save_tiles(const Problem& p, const Saved& from, const Saved& to, const Devi
 
 void restore_states(const Problem& p, const Saved& from, const Saved& to, const Device& device) {
   const CurrentDevice current(device.index);
-  with_size(p, [&](auto size) {
+  with_padded_size(p, [&](auto size) {
     constexpr int D = decltype(size)::value;
     const KeptStates kept = kept_states<D>(p, from);
     const std::int64_t segments = segments_of(p), blocks = segments * p.heads * D * D / 256;

@@ -37,6 +37,10 @@ struct CarryShared {
   Unit own[kCarryAhead][kTileThreads], states[kCarryAhead][kTileThreads];
 };
 
+/// Blocks for the numbers of a state.
+template <int D>
+inline constexpr int kCarryBlocksOf = kStateNumbers<D> / 8 / kTileThreads;
+
 /// arriving_{s-1} = ζ_s arriving_s + part_s, in place; eight numbers a thread. Every thread knows how large the numbers
 /// of a tile can be at most, so all scale it alike. Tiles come through shared memory, where a thread reads only what it
 /// asked for itself; of the numbers that belong to chunks a lane has those of one chunk in kLanes. kKeys: for H, whose
@@ -45,11 +49,13 @@ template <int D, bool kKeys>
 __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan, const float* zetas,
                                               const CarriedGradient<D>& c, std::int64_t which) {
   constexpr int kOwn = 8;
-  constexpr std::int64_t kBlocks = kStateNumbers<D> / kOwn / kTileThreads;
+  constexpr std::int64_t kBlocks = kCarryBlocksOf<D>;
+  constexpr int kColumns = kBlockColumns<D>;
   auto& memory = *reinterpret_cast<CarryShared*>(tile_memory());
   const std::int64_t head = which / kBlocks % p.heads, n = which / kBlocks / p.heads, state_at = n * p.heads + head;
   const int e = (static_cast<int>(which % kBlocks) * kTileThreads + tile_thread()) * kOwn;
-  const int row = e / 64 % D, column = e / 64 / D * 64 + ((e % 64 / 8) ^ (row % 8)) * 8;
+  const int row = e / kColumns % D;
+  const int column = e / kColumns / D * kColumns + ((e % kColumns / 8) ^ (kColumns == 64 ? row % 8 : row / 2 % 4)) * 8;
   const auto inside = [&](int i) { return row < c.rows && column + i < c.columns; };
   const std::int64_t at = state_at * c.rows * c.columns + static_cast<std::int64_t>(row) * c.columns + column;
 
@@ -129,33 +135,29 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
   }
 }
 
-/// Blocks for a quarter of a state's numbers, and for the gradients of U and H of a sequence's head: of H's, where it
-/// has 128 rows, all but the second quarter.
+/// Blocks for the gradients of U and H of a sequence's head: of H's, where it has 128 rows, all but the second quarter.
 template <int D>
-inline constexpr int kCarryQuarter = kStateNumbers<D> / 8 / kTileThreads / 4;
+inline constexpr int kCarryLeftOut = D == 128 ? kCarryBlocksOf<D> / 4 : 0;
 template <int D>
-inline constexpr int kCarryLeftOut = D == 128 ? kCarryQuarter<D> : 0;
-template <int D>
-inline constexpr int kCarryBlocks = 8 * kCarryQuarter<D> - kCarryLeftOut<D>;
+inline constexpr int kCarryBlocks = 2 * kCarryBlocksOf<D> - kCarryLeftOut<D>;
 
 /// The same for H alone.
 template <int D>
-inline constexpr int kCarryBlocksOfKeys = kCarryBlocks<D> - 4 * kCarryQuarter<D>;
+inline constexpr int kCarryBlocksOfKeys = kCarryBlocks<D> - kCarryBlocksOf<D>;
 
 /// Both gradients, in turn; without values H's alone.
 template <int D, bool kValues>
 static __global__ void __launch_bounds__(kTileThreads, 4)
     bwd_carry(const __grid_constant__ Problem p, Plan plan, const float* zetas,
               const __grid_constant__ CarriedGradient<D> of_u, const __grid_constant__ CarriedGradient<D> of_h) {
-  constexpr int kQuarter = kCarryQuarter<D>;
+  constexpr int kAll = kCarryBlocksOf<D>;
   constexpr int kBlocks = kValues ? kCarryBlocks<D> : kCarryBlocksOfKeys<D>;
   const std::int64_t state = block() / kBlocks;
-  const int part = static_cast<int>(block() % kBlocks), of_keys = part - (kValues ? 4 * kQuarter : 0);
+  const int part = static_cast<int>(block() % kBlocks), of_keys = part - (kValues ? kAll : 0);
   if (of_keys < 0) {
-    carry_numbers<D, false>(p, plan, zetas, of_u, state * 4 * kQuarter + part);
+    carry_numbers<D, false>(p, plan, zetas, of_u, state * kAll + part);
   } else {
-    carry_numbers<D, true>(p, plan, zetas, of_h,
-                           state * 4 * kQuarter + of_keys + (of_keys < kQuarter ? 0 : kCarryLeftOut<D>));
+    carry_numbers<D, true>(p, plan, zetas, of_h, state * kAll + of_keys + (of_keys < kAll / 4 ? 0 : kCarryLeftOut<D>));
   }
 }
 

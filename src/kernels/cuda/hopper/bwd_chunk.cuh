@@ -274,7 +274,7 @@ template <int D, DType kType, int kTiles, int kBad>
 __device__ __forceinline__ void settle_rows(std::uint16_t* tiles, float* down, TokenGates& gates) {
 #pragma unroll 1
   for (int i = 0; i < kTiles; ++i) {
-    const Tile tile{tiles + i * kTileNumbers<D>, kChunk};
+    const Tile tile = tile_of<D>(tiles + i * kTileNumbers<D>);
     sweep_half_rows<D>(
         [&](int c, int first) {
           HalfRow<D> half;

@@ -62,7 +62,8 @@ struct SharedFading {
 
 /// Blocks on a multiprocessor.
 template <int D>
-inline constexpr int kDkDvBlocks = D == 64 ? 3 : 2;
+inline constexpr int kDkDvBlocks = by_size<D>(3, 3, 2);
+static_assert((sizeof(DkDvShared<32>) + 1024) * kDkDvBlocks<32> <= 228 * 1024);
 static_assert((sizeof(DkDvShared<64>) + 1024) * kDkDvBlocks<64> <= 228 * 1024);
 static_assert((sizeof(DkDvShared<128>) + 1024) * kDkDvBlocks<128> <= 228 * 1024);
 
@@ -167,14 +168,14 @@ struct DkDvTiles {
 
   template <int D>
   __device__ __forceinline__ explicit DkDvTiles(DkDvShared<D>& memory)
-      : k{memory.k, kChunk},
-        v{memory.v, kChunk},
-        d_o{memory.d_o, kChunk},
-        q{memory.q, kChunk},
-        x{memory.x, kChunk},
-        y{memory.y, kChunk},
-        state{memory.d_o, D},
-        last_state{memory.x, D},
+      : k(tile_of<D>(memory.k)),
+        v(tile_of<D>(memory.v)),
+        d_o(tile_of<D>(memory.d_o)),
+        q(tile_of<D>(memory.q)),
+        x(tile_of<D>(memory.x)),
+        y(tile_of<D>(memory.y)),
+        state(tile_of<D>(memory.d_o, D)),
+        last_state(tile_of<D>(memory.x, D)),
         left{memory.left, kChunk},
         left_x{memory.q, kChunk},
         left_y{memory.q + memory.kLeft, kChunk},
@@ -477,7 +478,8 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, kDkDvBlock
   }
   sync();
   if constexpr (kValues) {
-    memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kTileBytes<D>});  // all, or the first half
+    constexpr int kBytes = D == 128 ? kTileBytes<D> : kStateBytes<D>;  // the first half, or all
+    memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kBytes});
   }
   products.template multiply<Major::k, D>(k, k);
   weigh_keys<D>(tiles, products, memory);

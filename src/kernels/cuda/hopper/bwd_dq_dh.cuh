@@ -30,7 +30,8 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
   using Rows = SharedWide<Shape::kSize>;
   TokenGates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
-  const Tile x_tile{memory.x, kChunk}, x_lo{memory.x_lo, kChunk}, y_tile{memory.y, kChunk}, q{memory.x_lo, kChunk};
+  constexpr int D = Shape::kSize;
+  const Tile x_tile = tile_of<D>(memory.x), x_lo = tile_of<D>(memory.x_lo), y_tile = tile_of<D>(memory.y), q = x_lo;
   const float scale = static_cast<float>(p.options.scale);
   const float ridge = !Shape::kConstant && p.options.ridge_gradient ? static_cast<float>(p.options.ridge) : 0;
   Rows y;
@@ -87,7 +88,7 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, Shape::kSize == 64 ? 4 : 2)
+__global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, by_size<Shape::kSize>(6, 4, 2))
     bwd_dq_dh(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
               const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch<Shape::kSize> scratch) {
   constexpr int D = Shape::kSize;
@@ -95,8 +96,9 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, Shape::kSi
   auto& memory = *reinterpret_cast<DqShared<D>*>(tile_memory());
   TokenGates& gates = memory.gates;
   Solutions& solutions = memory.solutions;
-  const Tile k{memory.k, kChunk}, x{memory.x, kChunk}, weighted{memory.x_lo, kChunk}, y{memory.y, kChunk};
-  const Tile x_lo = weighted, own_state{memory.y, D};
+  const Tile k = tile_of<D>(memory.k), x = tile_of<D>(memory.x), weighted = tile_of<D>(memory.x_lo),
+             y = tile_of<D>(memory.y);
+  const Tile x_lo = weighted, own_state = tile_of<D>(memory.y, D);
   const float scale = static_cast<float>(p.options.scale);
 
   memory.arrival.init();

@@ -35,13 +35,13 @@ __device__ __forceinline__ void mix(Wide<D>& x, float scale, RhsShared<D>& memor
     const auto of_q =
         Wide<D>::per_row([&](int c) { return scale * gates.zeta[c] * (1 - gates.alpha[c]) * gates.q_down[c]; });
     const auto of_x = Wide<D>::per_row([&](int c) { return scale * gates.zeta[c] * gates.alpha[c] * gates.sigma[c]; });
-    x.each_beside({memory.q, kChunk}, [&](const At& at, float& a, float& b, const Pair& query) {
+    x.each_beside(tile_of<D>(memory.q), [&](const At& at, float& a, float& b, const Pair& query) {
       a = of_q.x[at.r] * query.x + of_x.x[at.r] * a;
       b = of_q.x[at.r] * query.y + of_x.x[at.r] * b;
     });
   }
   const auto top = x.largest_bits();
-  scale_rows(x, top, [&](auto&& by) { x.store_rows({memory.v, kChunk}, by); });
+  scale_rows(x, top, [&](auto&& by) { x.store_rows(tile_of<D>(memory.v), by); });
   x.each_row([&](int c, int r) {
     memory.m_down[c] = scale_of(top.x[r]).down;
     if (!usable(top.x[r])) gates.found(c, kBadQuery);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void prepare_solve(const Place& place, const Options&
     return kConstant ? TokenSchedule::pace_of(min(ridge * gates.sigma[c], 1.0f)) : solve.pace;
   };
   Scores squares;
-  squares.template multiply<Major::k, D>({memory.k, kChunk}, {memory.k, kChunk});
+  squares.template multiply<Major::k, D>(tile_of<D>(memory.k), tile_of<D>(memory.k));
   squares.each([&](const At& at, float a, float b) {
     if (at.column == at.row) memory.square[at.row] = a;
     if (at.column + 1 == at.row) memory.square[at.row] = b;
@@ -167,21 +167,21 @@ __device__ __forceinline__ Left<true> weigh_values(const Tile& d_o, const Tile& 
   });
 }
 
-/// Adds what do_c reads of U_0, 64 of its rows at a time, as they arrive.
+/// Adds what do_c reads of U_0, up to 64 of its rows at a time, as they arrive.
 template <int D>
-__device__ __forceinline__ void add_state(Scores (&udo)[D / 64], const Left<true>& left, float u_norm,
+__device__ __forceinline__ void add_state(BlockOf<D> (&udo)[kColumnBlocks<D>], const Left<true>& left, float u_norm,
                                           RhsShared<D>& memory) {
   const TokenGates& gates = memory.gates;
-  const Tile d_o{memory.d_o, kChunk}, q{memory.q, kChunk}, k{memory.k, kChunk};
+  const Tile d_o = tile_of<D>(memory.d_o), q = tile_of<D>(memory.q), k = tile_of<D>(memory.k);
   const auto o_down = Scores::of_rows(gates.o_down), zeta = Scores::of_rows(gates.zeta);
   const auto lost = Scores::per_row(
       [&](int row) { return gates.poison[row] + (gates.bad[row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0); });
 #pragma unroll
-  for (int half = 0; half < D / 64; ++half) {
+  for (int half = 0; half < kColumnBlocks<D>; ++half) {
     (half == 0 ? memory.arrival : memory.arrival_rest).wait(0);
-    Scores read;
+    BlockOf<D> read;
     read.template multiply<Major::k, D>(d_o, half == 0 ? q : k);
-    read.row_sums_with(Tile{memory.v + half * kChunk * 64, kChunk}, half == 0 ? memory.weight : memory.weight_rest);
+    read.row_sums_with(tile_of<D>(memory.v + half * kChunk * 64), half == 0 ? memory.weight : memory.weight_rest);
     udo[half].each_with(read, [&](const At& at, float& a, float& b, float read_a, float read_b) {
       const float by = o_down.x[at.r] * u_norm * zeta.x[at.r], factor = left.factor[at.r];
       a = read_a * by + (a * factor + lost.x[at.r]);
@@ -192,11 +192,12 @@ __device__ __forceinline__ void add_state(Scores (&udo)[D / 64], const Left<true
 
 /// U_c do_c in float32, of refined chunks.
 template <typename Shape>
-__device__ __forceinline__ void leave_float32(Scores (&udo)[Shape::kSize / 64], const Problem& p, const Place& place,
+__device__ __forceinline__ void leave_float32(BlockOf<Shape::kSize> (&udo)[kColumnBlocks<Shape::kSize>],
+                                              const Problem& p, const Place& place,
                                               const Scratch<Shape::kSize>& scratch) {
   const Sides<Shape> sides(p);
   const Field<float> rows = place.field(p, scratch.udo, sides.dim);
-  for (int half = 0; half < Shape::kSize / 64; ++half) {
+  for (int half = 0; half < kColumnBlocks<Shape::kSize>; ++half) {
     udo[half].each([&](const At& at, float a, float b) {
       const int column = at.column + 64 * half;
       if (at.row >= place.len || !(Shape::kWhole || column < sides.dim)) return;
@@ -207,10 +208,10 @@ __device__ __forceinline__ void leave_float32(Scores (&udo)[Shape::kSize / 64], 
 
 /// The right-hand side as the solve takes it: rows scaled by powers of two so that float16 holds the iterates.
 template <int D, bool kConstant>
-__device__ __forceinline__ void leave_rhs(Scores (&udo)[D / 64], const Options& options, const Scratch<D>& scratch,
-                                          std::int64_t task, bool wide, TokenGates& gates) {
+__device__ __forceinline__ void leave_rhs(BlockOf<D> (&udo)[kColumnBlocks<D>], const Options& options,
+                                          const Scratch<D>& scratch, std::int64_t task, bool wide, TokenGates& gates) {
   auto tops = udo[0].tops();
-  const auto others = udo[D / 64 - 1].tops();
+  const auto others = udo[kColumnBlocks<D> - 1].tops();
   for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) {
     tops.x[r] = scale_of(float_to_bits(max(tops.x[r], others.x[r]))).up * (kConstant ? 1 : scratch.solve.headroom);
   }
@@ -223,7 +224,7 @@ __device__ __forceinline__ void leave_rhs(Scores (&udo)[D / 64], const Options& 
     scratch.rows(task).unscale[row] = 1 / tops.x[r];
     gates.udo_down[row] = wide ? 1 : 1 / tops.x[r];
   });
-  for (int half = 0; half < D / 64; ++half) {
+  for (int half = 0; half < kColumnBlocks<D>; ++half) {
     udo[half].keep(scratch.packed(task, SystemLayout<D>::kRhs), half, [&](const At& at) { return tops.x[at.r]; });
   }
 }
@@ -233,7 +234,7 @@ template <int D>
 __device__ __forceinline__ void leave_du(const Scratch<D>& scratch, std::int64_t task, float u_norm, bool wide,
                                          RhsShared<D>& memory) {
   TokenGates& gates = memory.gates;
-  const Tile m{memory.v, kChunk}, d_o{memory.d_o, kChunk}, own_state{memory.k, D};
+  const Tile m = tile_of<D>(memory.v), d_o = tile_of<D>(memory.d_o), own_state = tile_of<D>(memory.k, D);
   each_of(kChunk, [&](int c) {
     const float down = memory.m_down[c] * gates.o_down[c];
     const float rest = D == 128 ? memory.weight_rest[c] : 0;
@@ -261,13 +262,13 @@ __device__ __forceinline__ void leave_keys_alone(const Problem& p, const Place& 
                                                  RhsShared<Shape::kSize>& memory) {
   constexpr int D = Shape::kSize;
   TokenGates& gates = memory.gates;
-  Scores udo[D / 64];
+  BlockOf<D> udo[kColumnBlocks<D>];
   const auto o_down = Scores::of_rows(gates.o_down);
   const auto lost = Scores::per_row(
       [&](int row) { return gates.poison[row] + (gates.bad[row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0); });
 #pragma unroll
-  for (int half = 0; half < D / 64; ++half) {
-    udo[half].each_beside({memory.d_o + half * kChunk * 64, kChunk}, [&](const At& at, float& a, float& b, Pair of) {
+  for (int half = 0; half < kColumnBlocks<D>; ++half) {
+    udo[half].each_beside(tile_of<D>(memory.d_o + half * kChunk * 64), [&](const At& at, float& a, float& b, Pair of) {
       a = of.x * o_down.x[at.r] + lost.x[at.r];
       b = of.y * o_down.x[at.r] + lost.x[at.r];
     });
@@ -282,7 +283,7 @@ __device__ __forceinline__ void leave_keys_alone(const Problem& p, const Place& 
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kTileThreads, Shape::kSize == 64 ? 4 : 3)
+__global__ void __launch_bounds__(kTileThreads, by_size<Shape::kSize>(5, 4, 3))
     bwd_rhs_du(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
                const __grid_constant__ Gradients out, Plan plan,
                const __grid_constant__ Scratch<Shape::kSize> scratch) {
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kSize == 64 ? 4 : 3)
   auto& memory = *reinterpret_cast<RhsShared<D>*>(tile_memory());
   const Sides<Shape> sides(p);
   TokenGates& gates = memory.gates;
-  const Tile k{memory.k, kChunk}, v{memory.v, kChunk}, d_o{memory.d_o, kChunk}, q{memory.q, kChunk};
+  const Tile k = tile_of<D>(memory.k), v = tile_of<D>(memory.v), d_o = tile_of<D>(memory.d_o), q = tile_of<D>(memory.q);
 
   // Asked for early, needed late.
   const float h_given = scratch.h.norm[task], u_given = Shape::kValues ? scratch.u.norm[task] : 0;
@@ -349,17 +350,19 @@ __global__ void __launch_bounds__(kTileThreads, Shape::kSize == 64 ? 4 : 3)
   sync();
   const auto request_state = [&](BulkBarrier& arrival, std::uint16_t* to, int half) {  // rows 64 half … of all blocks
     const std::uint16_t* from = scratch.u.tile(task) + half * kChunk * 64;
-    constexpr int kBlock = kChunk * 64;  // numbers
     if constexpr (D == 128) {
+      constexpr int kBlock = kChunk * 64;  // numbers
       arrival.request(BulkCopy{to, from, 2 * kBlock}, BulkCopy{to + kBlock, from + D * 64, 2 * kBlock});
     } else {
-      arrival.request(BulkCopy{to, from, 2 * kBlock});
+      arrival.request(BulkCopy{to, from, kStateBytes<D>});
     }
   };
   request_state(memory.arrival, memory.q, 0);
-  Scores udo[D / 64];
+  BlockOf<D> udo[kColumnBlocks<D>];
   const bool wide = scratch.solve.float32 || memory.refined;
-  for (int half = 0; half < D / 64; ++half) udo[half].multiply(left, Tile{memory.k + half * kChunk * 64, kChunk});
+  for (int half = 0; half < kColumnBlocks<D>; ++half) {
+    udo[half].multiply(left, tile_of<D>(memory.k + half * kChunk * 64));
+  }
   sync();
   if constexpr (D == 128) request_state(memory.arrival_rest, memory.k, 1);
   add_state<D>(udo, left, u_norm, memory);

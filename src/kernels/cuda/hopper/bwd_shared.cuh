@@ -82,14 +82,17 @@ using Scores = Product<1, kChunk>;
 template <int D>
 using Wide = Product<1, D>;
 template <int D>
-using Square = Product<D / 64, D>;
+using Square = Product<kColumnBlocks<D>, D>;
+/// A block of columns of a tile.
+template <int D>
+using BlockOf = Product<1, kBlockColumns<D>>;
 /// The same of the warpgroups that share a chunk.
 template <int D>
 using SharedScores = Product<1, kChunk, kTeams<D>>;
 template <int D>
 using SharedWide = Product<1, D, kTeams<D>>;
 template <int D>
-using SharedSquare = Product<D / 64, D, kTeams<D>>;
+using SharedSquare = Product<kColumnBlocks<D>, D, kTeams<D>>;
 
 /// What a kernel is compiled for. kWhole: key_dim = value_dim = kSize, and all views are of that type and lie aligned.
 /// kConstant: the ridge is. kValues: there are values; else it is the keys' part alone, whose o is x.

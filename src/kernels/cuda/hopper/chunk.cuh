@@ -166,9 +166,11 @@ __device__ __forceinline__ char* aligned_tiles() {
   return shared_memory() + (1024 - shared_address(shared_memory()) % 1024) % 1024;
 }
 
-/// Where 16-byte unit u of row r lies in a tile whose blocks of 64 columns have `rows` rows.
+/// Where 16-byte unit u of row r lies in a tile whose blocks of kColumns columns have `rows` rows.
+template <int kColumns = 64>
 __device__ __forceinline__ int unit_at(int r, int u, int rows) {
-  return u / 8 * rows * 128 + r * 128 + (u % 8 ^ (r & 7)) * 16;
+  constexpr int kUnits = kColumns / 8, kBytes = kColumns * 2;
+  return u / kUnits * rows * kBytes + r * kBytes + (u % kUnits ^ (kColumns == 64 ? r & 7 : r / 2 & 3)) * 16;
 }
 
 template <DType kType>
@@ -197,11 +199,13 @@ struct TokenRows {
   static constexpr int kUnits = kColumns / 8, kOwn = kChunk * kUnits / kCount;
   uint4 unit[kOwn];
 
-  static constexpr int kRowsApart = kCount / kUnits;
+  static constexpr int kRowsApart = kCount / kUnits, kBlock = kBlockColumns<kColumns>;
   __device__ static int row(int i) { return thread() / kUnits + i * kRowsApart; }
   __device__ static int column() { return thread() % kUnits; }  // in units
   /// Of unit i in a tile: the rows are multiples of 8 apart, so the swizzle is the same for all.
-  __device__ static int place(int i) { return unit_at(thread() / kUnits, column(), kChunk) + i * kRowsApart * 128; }
+  __device__ static int place(int i) {
+    return unit_at<kBlock>(thread() / kUnits, column(), kChunk) + i * kRowsApart * kBlock * 2;
+  }
 
   /// Where this thread's units come from.
   struct Source {

@@ -15,7 +15,7 @@
 
 namespace gka::kernels::cuda::hopper {
 
-/// States at the start of every chunk, divided by their norms, in float16: tiles of 64-column blocks of D rows, so that
+/// States at the start of every chunk, divided by their norms, in float16: tiles of blocks of D rows, so that
 /// one bulk copy brings one in. A state that is zero, or lost (not finite), is a tile of zeros.
 struct ChunkStates {
   __half* tiles = nullptr;  // [slots, heads, across, D, D]
@@ -195,16 +195,18 @@ static __global__ void __launch_bounds__(256)
 /// A barrier of one warpgroup.
 __device__ __forceinline__ void sync_group() { sync_some<kWarpgroup>(1 + thread() / kWarpgroup); }
 
-/// A state of D×N over the accumulators of D/64 products.
+/// A state of D×N over the accumulators of products of 64 rows each; of a D below that the last rows are nothing, and
+/// 0.
 template <int D, int N>
 struct State {
-  float part[D / 64][N / 2];
+  static constexpr int kProducts = kColumnBlocks<D>;
+  float part[kProducts][N / 2];
 
   /// body(row, column, first, second)
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) {
 #pragma unroll
-    for (int m = 0; m < D / 64; ++m) {
+    for (int m = 0; m < kProducts; ++m) {
       each_pair(part[m], [&](int row, int column, float& a, float& b) { body(64 * m + row, column, a, b); });
     }
   }
@@ -213,7 +215,7 @@ struct State {
   }
   __device__ __forceinline__ void hold() {
 #pragma unroll
-    for (int m = 0; m < D / 64; ++m) hopper::hold(part[m]);
+    for (int m = 0; m < kProducts; ++m) hopper::hold(part[m]);
   }
   /// 0 clears, also what is not finite.
   __device__ __forceinline__ void fade(float by) {
@@ -238,7 +240,7 @@ struct State {
     const int row = opaque(own_row()), column = opaque(first + own_column());
     with_flag(columns % 2 == 0, [&](auto pairs) {
 #pragma unroll
-      for (int m = 0; m < D / 64; ++m) {
+      for (int m = 0; m < kProducts; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int r = row + 64 * m + 8 * half;
@@ -275,9 +277,9 @@ struct State {
     const int e = lane() / 4 - 2 * (lane() % 4), w = thread() % kWarpgroup / 32;
     if (e != 0 && e != 1) return 0;
 #pragma unroll
-    for (int m = 0; m < D / 64; ++m) {
+    for (int m = 0; m < kProducts; ++m) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
+      for (int n = 0; n < kBlockColumns<D> / 8; ++n) {
         const int at = 4 * (8 * m + n) + 2 * (n % 2);
         sum += n / 2 == w ? (e == 0 ? part[m][at] : part[m][at + 1]) : 0;
       }
@@ -288,7 +290,7 @@ struct State {
   __device__ __forceinline__ float own_squares(float by) {
     float sums[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int m = 0; m < D / 64; ++m) {
+    for (int m = 0; m < kProducts; ++m) {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) sums[i % 4] += (part[m][i] * by) * (part[m][i] * by);
     }
@@ -309,17 +311,17 @@ struct State {
     if (by > 0) return {sqrtf(square) * top, sums.y};
     return {square == 0 && top <= 1e-37f ? 0 : bits_to_float(0x7fc00000u), 0};
   }
-  /// As float16 in a tile of N/64 blocks of D rows, times `by`, which is not 0.
+  /// As float16 in a tile of blocks of D rows, times `by`, which is not 0; with room for 64 rows.
   __device__ __forceinline__ void put(char* tile, float by) {
     const int matrix = opaque(lane() / 8), row = opaque(thread() % kWarpgroup / 32 * 16 + matrix % 2 * 8 + lane() % 8);
 #pragma unroll
-    for (int m = 0; m < D / 64; ++m) {
+    for (int m = 0; m < kProducts; ++m) {
 #pragma unroll
       for (int i = 0; i < N / 2; i += 8) {
         std::uint32_t words[4];
 #pragma unroll
         for (int w = 0; w < 4; ++w) words[w] = pack_half(part[m][i + 2 * w] * by, part[m][i + 2 * w + 1] * by);
-        const int at = unit_at(64 * m + row, i / 4 + matrix / 2, D);
+        const int at = unit_at<kBlockColumns<N>>(64 * m + row, i / 4 + matrix / 2, D);
         store_matrices(shared_address(tile + at), words[0], words[1], words[2], words[3]);
       }
     }
@@ -328,19 +330,23 @@ struct State {
   __device__ __forceinline__ void put_nothing(char* tile) {
     for (int i = thread() % kWarpgroup; i < D * N / 8; i += kWarpgroup) reinterpret_cast<uint4*>(tile)[i] = {};
   }
-  /// += Aᵀ B: tiles of 64 rows, of D and of N columns.
+  /// += Aᵀ B: tiles of 64 rows, of D and of N columns. Where D is less than 64, the rest of 64 rows comes from what
+  /// lies behind A, and is to be cleared.
   template <bool kHalf>
   __device__ __forceinline__ void add(const char* a, const char* b) {
-    constexpr int kBlock = kChunk * 128;
-    const std::uint64_t right = descriptor(b, kBlock);
+    constexpr int kLeft = kBlockColumns<D>, kRight = kBlockColumns<N>;
+    const std::uint64_t right = descriptor<kRight>(b, kChunk);
 #pragma unroll
-    for (int m = 0; m < D / 64; ++m) {
-      const std::uint64_t left = descriptor(a + m * kBlock, kBlock);
+    for (int m = 0; m < kProducts; ++m) {
+      const std::uint64_t left = descriptor<kLeft>(a + m * kChunk * kLeft * 2, kChunk);
 #pragma unroll
       for (int s = 0; s < kChunk / 16; ++s) {
-        mma<true, true, kHalf>(part[m], mn_major_step(left, s), mn_major_step(right, s));
+        mma<true, true, kHalf>(part[m], mn_major_step<kLeft>(left, s), mn_major_step<kRight>(right, s));
       }
     }
+  }
+  __device__ __forceinline__ void clear_rest() {
+    if (D < 64 && own_row() >= D) fill(0);
   }
 };
 
@@ -348,17 +354,17 @@ struct State {
 inline constexpr int kProducers = 2 * kWarpgroup, kChunkHThreads = kProducers + 2 * kWarpgroup;
 /// Blocks on a multiprocessor.
 template <int D>
-inline constexpr int kChunkHBlocks = D == 64 ? 2 : 1;
+inline constexpr int kChunkHBlocks = by_size<D>(2, 2, 1);
 template <int D>
-inline constexpr int kProducerRegisters = D == 64 ? 56 : 80;
+inline constexpr int kProducerRegisters = by_size<D>(56, 56, 80);
 template <int D>
-inline constexpr int kConsumerRegisters = D == 64 ? 72 : 176;
+inline constexpr int kConsumerRegisters = by_size<D>(72, 72, 176);
 
 /// Shared memory: stages of token tiles (W in two parts, keys, values), and the tiles of both states.
 template <int D, bool kEveryChunk>
 struct ChunkHLayout {
   static constexpr int kStages = kEveryChunk ? 2 : 3;
-  static constexpr int kTile = kChunk * D * 2, kStage = 4 * kTile, kState = D * D * 2;
+  static constexpr int kTile = kChunk * D * 2, kStage = 4 * kTile, kState = (D < 64 ? 64 : D) * D * 2;
   static constexpr int kBytes = 1024 + kStages * kStage + (kEveryChunk ? 2 * kState : 0);
 };
 
@@ -542,6 +548,7 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
       wgmma_commit();
       wgmma_wait<0>();
       state.hold();
+      state.clear_rest();
       if (lane() == 0) barrier_arrive(&s.empty[turn.stage]);
       turn.next();
       if (lost) state.fill(bits_to_float(0x7fc00000u));

@@ -126,7 +126,7 @@ __device__ __forceinline__ void mask_scores(float (&scores)[32], const SystemRow
   }
 }
 
-/// Columns of o, 64 at a time, from column `base` on.
+/// Columns of o, kColumns of them, from column `base` on.
 template <bool kHalf, int kColumns>
 __device__ __forceinline__ void write_output(const float (&out)[kColumns / 2], const float (&by)[2], bool some_lost,
                                              const OutputShared& s, const OutputCall& call, const Stretch& chunk,
@@ -167,10 +167,10 @@ __device__ __forceinline__ void write_output(const float (&out)[kColumns / 2], c
 }
 
 template <int D, DType kType>
-__global__ void __launch_bounds__(kWarpgroup, D == 64 ? 4 : 3)
+__global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 4, 3))
     chunk_o(const __grid_constant__ Problem p, Plan plan, const __grid_constant__ OutputCall call) {
   constexpr bool kHalf = kType == DType::float16;
-  constexpr int kHalves = D / 64, kColumns = D / kHalves;
+  constexpr int kHalves = kColumnBlocks<D>, kColumns = kBlockColumns<D>;
   __shared__ OutputShared s;
   char *const u = aligned_tiles(), *const k = u + D * D * 2, *const v = k + kChunk * D * 2;
   const int width = static_cast<int>(p.value_dim), across = call.states.across;
@@ -211,13 +211,13 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 4 : 3)
     float zeta[2] = {s.rows.zeta[own_row()], s.rows.zeta[own_row() + 8]};
 #pragma unroll
     for (int i = 0; i < 2; ++i) zeta[i] = norm == norm ? zeta[i] * norm : 0;
-    const std::uint64_t key_tile = descriptor(k, kChunk * 128);
+    const std::uint64_t key_tile = descriptor<kColumns>(k, kChunk);
     std::uint32_t masked[16], rest[kHalf ? 1 : 16];
     barrier_wait(&s.arrived[1], phase);
     {
       float scores[32];
       q.multiply(scores, s.rows.refined != 0, [&](auto& d, int i, int add) {
-        mma<false, true>(d, q.z + 4 * i, k_major_step(key_tile, i, kChunk), add);
+        mma<false, true>(d, q.z + 4 * i, k_major_step<kColumns>(key_tile, i, kChunk), add);
       });
       mask_scores<kHalf>(scores, s.rows, masked, rest, zeta, by);
     }
@@ -225,19 +225,21 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 4 : 3)
     phase ^= 1;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const std::uint64_t state_tile = descriptor(u + half * D * 128, D * 128);
-      const std::uint64_t value_tile = descriptor(v + half * kChunk * 128, kChunk * 128);
+      const std::uint64_t state_tile = descriptor<kColumns>(u + half * D * 128, D);
+      const std::uint64_t value_tile = descriptor<kColumns>(v + half * kChunk * 128, kChunk);
       float out[kColumns / 2];
-      q.multiply(out, s.rows.refined != 0,
-                 [&](auto& d, int i, int add) { mma<true, true>(d, q.z + 4 * i, mn_major_step(state_tile, i), add); });
+      q.multiply(out, s.rows.refined != 0, [&](auto& d, int i, int add) {
+        mma<true, true>(d, q.z + 4 * i, mn_major_step<kColumns>(state_tile, i), add);
+      });
 #pragma unroll
       for (int n = 0; n < kColumns / 2; ++n) out[n] *= zeta[n / 2 % 2];
       hold(out);
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kChunk / 16; ++i) {
-        mma<true, kHalf>(out, masked + 4 * i, mn_major_step(value_tile, i));
-        if constexpr (!kHalf) mma<true>(out, rest + 4 * i, mn_major_step(value_tile, i));
+        const std::uint64_t step = mn_major_step<kColumns>(value_tile, i);
+        mma<true, kHalf>(out, masked + 4 * i, step);
+        if constexpr (!kHalf) mma<true>(out, rest + 4 * i, step);
       }
       wgmma_commit();
       wgmma_wait<0>();

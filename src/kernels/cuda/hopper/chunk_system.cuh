@@ -87,13 +87,15 @@ __device__ __forceinline__ auto join_up_to(int c, Term&& term, Join&& join) {
 /// tokens here is a row of the warp that has its `quadratic`.
 template <int D, typename Share>
 __device__ __forceinline__ void add_pairs(SystemShared& s, const char* k, Share&& share) {
-  const std::uint64_t keys = descriptor(k, kChunk * 128);
+  constexpr int kBlock = kBlockColumns<D>;
+  const std::uint64_t keys = descriptor<kBlock>(k, kChunk);
   const int row = opaque(own_row()), first_column = opaque(own_column());
   float gram[32];
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < D / 16; ++i) {
-    mma<false, false, true>(gram, k_major_step(keys, i, kChunk), k_major_step(keys, i, kChunk), i > 0);
+    const std::uint64_t step = k_major_step<kBlock>(keys, i, kChunk);
+    mma<false, false, true>(gram, step, step, i > 0);
   }
   wgmma_commit();
   const float references[2] = {s.reference[own_row()], s.reference[own_row() + 8]};
@@ -128,25 +130,26 @@ __device__ __forceinline__ void add_pairs(SystemShared& s, const char* k, Share&
 /// with the largest term of every sum factored out. In two parts, with a barrier between them: the products, by all.
 template <int D>
 __device__ __forceinline__ void multiply_for_norms(SystemShared& s, const char* h, const char* k, int& phase) {
-  const std::uint64_t keys = descriptor(k, kChunk * 128);
+  constexpr int kBlock = kBlockColumns<D>;
+  const std::uint64_t keys = descriptor<kBlock>(k, kChunk);
   float product[2] = {0, 0};
   const int row = opaque(own_row()), first_column = opaque(own_column());
   barrier_wait(&s.arrived[1], phase);
 #pragma unroll
-  for (int half = 0; half < D / 64; ++half) {
-    const std::uint64_t state = descriptor(h + half * 64 * 128, D * 128);
-    float hk[32];
+  for (int half = 0; half < kColumnBlocks<D>; ++half) {
+    const std::uint64_t state = descriptor<kBlock>(h + half * 64 * 128, D);
+    float hk[kBlock / 2];
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-      mma<false, false, true>(hk, k_major_step(keys, i, kChunk), k_major_step(state, i, D), i > 0);
+      mma<false, false, true>(hk, k_major_step<kBlock>(keys, i, kChunk), k_major_step<kBlock>(state, i, D), i > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
     hold(hk);
 #pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      const char* at = k + unit_at(row + (i & 2) * 4, 8 * half + i / 4, kChunk) + first_column * 2;
+    for (int i = 0; i < kBlock / 2; i += 2) {
+      const char* at = k + unit_at<kBlock>(row + (i & 2) * 4, 8 * half + i / 4, kChunk) + first_column * 2;
       const float2 key = unpack_half(*reinterpret_cast<const std::uint32_t*>(at));
       product[i / 2 % 2] += hk[i] * key.x + hk[i + 1] * key.y;
     }
@@ -242,7 +245,7 @@ __device__ __forceinline__ float row_times(const char* tile, int rows, int row, 
   float sums[2] = {0, 0};
 #pragma unroll 4
   for (int unit = 0; unit < D / 8; ++unit) {
-    const uint4 words = *reinterpret_cast<const uint4*>(tile + unit_at(row, unit, rows));
+    const uint4 words = *reinterpret_cast<const uint4*>(tile + unit_at<kBlockColumns<D>>(row, unit, rows));
     const std::uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -271,7 +274,7 @@ __device__ __forceinline__ bool needs_refining_beside_outlier(SystemShared& s, D
     float2 sum{0, 0};
 #pragma unroll 8
     for (int row = part * kRows; row < (part + 1) * kRows; ++row) {
-      const char* at = k + unit_at(row, pair / 4, kChunk) + pair % 4 * 4;
+      const char* at = k + unit_at<kBlockColumns<D>>(row, pair / 4, kChunk) + pair % 4 * 4;
       const float2 key = unpack_half(*reinterpret_cast<const std::uint32_t*>(at));
       sum.x += key.x, sum.y += key.y;
     }
@@ -285,17 +288,19 @@ __device__ __forceinline__ bool needs_refining_beside_outlier(SystemShared& s, D
   if (channel) along.u[t] = u;
   sync();
   const float hu = channel ? row_times<D>(h, D, t, along.u) : 0;
-  if (channel) along.room[0][t] = hu;
-  if (t < kChunk) along.room[1][t] = row_times<D>(k, kChunk, t, along.u);
+  float (&of_h)[D] = along.room[0];
+  float* const shares = along.room[1];  // and in more, where a token has no channel
+  if (channel) of_h[t] = hu;
+  if (t < kChunk) shares[t] = row_times<D>(k, kChunk, t, along.u);
   const float uhu = along.sum(1, u * hu), hu2 = along.sum(2, hu * hu);
   if (t < kChunk) {
-    const float share = along.room[1][t];
-    s.quadratic[t] += share * (share * uhu - 2 * row_times<D>(k, kChunk, t, along.room[0]));
+    const float share = shares[t];
+    s.quadratic[t] += share * (share * uhu - 2 * row_times<D>(k, kChunk, t, of_h));
   }
   const float rest = 1 - 2 * hu2 + uhu * uhu;
   const bool seen = !(eta > 0) || rest > kLeastRest;
   sync();
-  add_pairs<D>(s, k, [&](int c) { return along.room[1][c]; });
+  add_pairs<D>(s, k, [&](int c) { return shares[c]; });
   sync();
   if (t < kChunk) {  // whole warps
     const double log_rest = eta > 0 ? log_eta + static_cast<double>(logf(fmaxf(rest, kLeastRest))) / 2 : kLogZero;
@@ -557,7 +562,7 @@ __device__ __forceinline__ void leave_rhs(const ScaledRows<D, kType>& b, SystemR
 }
 
 template <int D, DType kType, bool kConstant>
-__global__ void __launch_bounds__(kWarpgroup, D == 64 ? 5 : 4)
+__global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 5, 4))
     chunk_system(const __grid_constant__ Problem p, Plan plan, const ChunkGates* gates, ChunkStates states,
                  double* norm, const __grid_constant__ Schedules schedules, char* systems, bool whole_k, bool q_pairs) {
   __shared__ SystemShared s;

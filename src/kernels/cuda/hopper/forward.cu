@@ -24,7 +24,7 @@ char* start_systems(const Problem& p, const Plan& plan, const ChunkGates* gates,
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   auto* const systems = allocate<char>(device, slots_of(p) * SystemLayout<D>::kBytes);
   with_type(p, [&](auto type) {
-    with_ridge(p, [&](auto constant) {
+    with_ridge<D>(p, [&](auto constant) {
       constexpr auto kernel = chunk_system<D, decltype(type)::type, decltype(constant)::value>;
       start(kernel, blocks_of_chunks(kernel, p, kSystemBytes<D>, device), kSystemBytes<D>, device, p, plan, gates,
             states, norm, schedules, systems, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
@@ -117,7 +117,7 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
 void forward(const Problem& p, const Outputs& out, const Device& device) {
   const CurrentDevice current(device.index);
   const Problem own = without_values(p);
-  with_size(own, [&](auto size) { forward_as<decltype(size)::value>(own, out, device); });
+  with_size(own, is_narrow(own), [&](auto size) { forward_as<decltype(size)::value>(own, out, device); });
 }
 
 }  // namespace gka::kernels::cuda::hopper

@@ -6,6 +6,7 @@
 #include "kernels/cuda/hopper/blocks.h"
 #include "kernels/cuda/hopper/chunk_o.cuh"
 #include "kernels/cuda/saved.h"
+#include "kernels/cuda/trial.h"
 
 namespace gka::kernels::cuda::hopper {
 
@@ -21,34 +22,49 @@ void with_type(const Problem& p, Body&& body) {
   throw std::logic_error("gka: the Hopper kernels were called with a type they do not take");
 }
 
-/// Calls body with the D of the problem as a compile-time constant.
+/// Whether a problem's heads need not be padded to 64 channels. What Saved holds does not depend on it.
+inline bool is_narrow(const Problem& p) {
+  return p.key_dim <= kNarrowSize && p.value_dim <= kNarrowSize && p.options.part == Part::both &&
+         p.options.ridge_mode == RidgeMode::adaptive && on_trial(Trial::narrow_heads);
+}
+
+/// Calls body with the D of the problem, unless it is narrow, as a compile-time constant.
 template <typename Body>
-void with_size(const Problem& p, Body&& body) {
+void with_padded_size(const Problem& p, Body&& body) {
   if (size_for(p.key_dim, p.value_dim) == kSmallSize) {
     body(std::integral_constant<int, kSmallSize>{});
   } else {
     body(std::integral_constant<int, kLargeSize>{});
   }
 }
-
-/// Calls body with whether the ridge is constant as a compile-time constant.
 template <typename Body>
-void with_ridge(const Problem& p, Body&& body) {
-  if (p.options.ridge_mode == RidgeMode::constant) {
+void with_size(const Problem& p, bool narrow, Body&& body) {
+  if (narrow) {
+    body(std::integral_constant<int, kNarrowSize>{});
+  } else {
+    with_padded_size(p, body);
+  }
+}
+
+/// Calls body with a flag as a compile-time constant; for narrow heads with what `is_narrow` asks of it.
+template <int D, bool kOfNarrow, typename Body>
+void with_known(bool flag, Body&& body) {
+  if constexpr (D == kNarrowSize) {
+    body(std::bool_constant<kOfNarrow>{});
+  } else if (flag) {
     body(std::true_type{});
   } else {
     body(std::false_type{});
   }
 }
-
-/// Calls body with whether there are values as a compile-time constant.
-template <typename Body>
+/// The same with whether the ridge is constant, and whether there are values.
+template <int D, typename Body>
+void with_ridge(const Problem& p, Body&& body) {
+  with_known<D, false>(p.options.ridge_mode == RidgeMode::constant, body);
+}
+template <int D, typename Body>
 void with_values(const Problem& p, Body&& body) {
-  if (p.options.part == Part::both) {
-    body(std::true_type{});
-  } else {
-    body(std::false_type{});
-  }
+  with_known<D, true>(p.options.part == Part::both, body);
 }
 /// The keys' part alone as the whole operator without values: what it would ask of them is not there.
 inline Problem without_values(Problem p) {
@@ -111,7 +127,7 @@ template <int D, bool kEveryChunk>
 void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, const Device& device) {
   const bool shared = p.key_group > 1 || p.value_group > 1;
   with_type(p, [&](auto type) {
-    with_values(p, [&](auto values) {
+    with_values<D>(p, [&](auto values) {
       constexpr DType kType = decltype(type)::type;
       constexpr bool kValues = decltype(values)::value;
       const std::int64_t across = kValues ? (p.value_dim + D - 1) / D : 1;
@@ -136,7 +152,7 @@ void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, 
   const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
   if (p.batch * p.tokens * p.heads == 0) return;
   with_type(p, [&](auto type) {
-    with_ridge(p, [&](auto constant) {
+    with_ridge<D>(p, [&](auto constant) {
       constexpr auto kernel = solve<D, decltype(type)::type, kReads, decltype(constant)::value>;
       const std::int64_t blocks = blocks_of_chunks(kernel, p, kSolveBytes<D>, device);
       auto* const parked = allocate<float4>(device, blocks * kParked<D>);

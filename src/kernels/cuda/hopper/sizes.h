@@ -1,5 +1,5 @@
 // The sizes that the Hopper kernels are compiled for: D key channels, and D value channels at a time, with D of 64 or
-// 128. Other problems are padded to one of them; which, is said here.
+// 128, and on trial (narrow_heads) of 32. Other problems are padded to one of them; which, is said here.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,21 @@
 namespace gka::kernels::cuda::hopper {
 
 inline constexpr int kChunk = 64;  // tokens of a chunk
-inline constexpr int kSmallSize = 64, kLargeSize = 128;
+inline constexpr int kNarrowSize = 32, kSmallSize = 64, kLargeSize = 128;
 
-/// The D of a problem. More value channels than that are taken block by block.
+/// Tiles of D columns are blocks of at most 64, one behind the other: columns of a block, and how many there are.
+template <int D>
+inline constexpr int kBlockColumns = D < 64 ? D : 64;
+template <int D>
+inline constexpr int kColumnBlocks = D / kBlockColumns<D>;
+
+/// A number for each size, as blocks on a multiprocessor.
+template <int D>
+constexpr int by_size(int narrow, int small, int large) {
+  return D == kNarrowSize ? narrow : D == kSmallSize ? small : large;
+}
+
+/// The D of a problem that is not narrow. More value channels than that are taken block by block.
 constexpr int size_for(std::int64_t key_dim, std::int64_t value_dim) {
   return key_dim <= kSmallSize && value_dim <= kSmallSize ? kSmallSize : kLargeSize;
 }

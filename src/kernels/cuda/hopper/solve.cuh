@@ -27,8 +27,11 @@
 
 namespace gka::kernels::cuda::hopper {
 
+/// A buffer of the solve has a state, and then x.
 template <int D>
-inline constexpr int kSolveBytes = 1024 + 2 * D * D * 2 + SystemLayout<D>::kBytes;
+inline constexpr int kStateRoom = (D < kChunk ? kChunk : D) * D * 2;
+template <int D>
+inline constexpr int kSolveBytes = 1024 + 2 * kStateRoom<D> + SystemLayout<D>::kBytes;
 
 /// What a block parks in global memory (where it stays in the second-level cache), in numbers of 16 bytes.
 template <int D>
@@ -70,8 +73,8 @@ __device__ __forceinline__ void store_tile(char* tile, float* down, const float 
     for (int w = 0; w < 4; ++w) {
       words[w] = fine[w % 2] ? pack_half(x[n + 2 * w] * up[w % 2], x[n + 2 * w + 1] * up[w % 2]) : 0;
     }
-    store_matrices(shared_address(tile + unit_at(row, n / 4 + matrix / 2, kChunk)), words[0], words[1], words[2],
-                   words[3]);
+    const int at = unit_at<kBlockColumns<D>>(row, n / 4 + matrix / 2, kChunk);
+    store_matrices(shared_address(tile + at), words[0], words[1], words[2], words[3]);
   }
 }
 
@@ -135,6 +138,7 @@ struct RowSchedules {
 /// One chunk's solve: what a thread keeps beside the iterates.
 template <int D>
 struct ChunkSolver {
+  static constexpr int kBlock = kBlockColumns<D>;
   const char *h, *k;
   uint4* rhs;   // this thread's values of b in accumulator order: [D/16] of 16 bytes, kWarpgroup apart
   uint4* mask;  // and of m: [4]
@@ -143,7 +147,7 @@ struct ChunkSolver {
   /// u2 ← ξ_i from u1 = ξ_{i-1} and u2 = ξ_{i-2}, all over their g.
   template <typename Weight>
   __device__ __forceinline__ void step(float (&u1)[D / 2], float (&u2)[D / 2], Weight a, Weight b, Weight q) const {
-    const std::uint64_t keys = descriptor(k, kChunk * 128), state = descriptor(h, D * 128);
+    const std::uint64_t keys = descriptor<kBlock>(k, kChunk), state = descriptor<kBlock>(h, D);
     std::uint32_t operand[D / 4];
 #pragma unroll
     for (int i = 0; i < D / 4; ++i) operand[i] = pack_half(u1[2 * i], u1[2 * i + 1]);
@@ -154,10 +158,12 @@ struct ChunkSolver {
     hold(u2);
     wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step(keys, s, kChunk), s > 0);
+    for (int s = 0; s < D / 16; ++s) {
+      mma<false, true>(scores, operand + 4 * s, k_major_step<kBlock>(keys, s, kChunk), s > 0);
+    }
     wgmma_commit();
 #pragma unroll
-    for (int s = 0; s < D / 16; ++s) mma<false, true>(u2, operand + 4 * s, k_major_step(state, s, D));
+    for (int s = 0; s < D / 16; ++s) mma<false, true>(u2, operand + 4 * s, k_major_step<kBlock>(state, s, D));
     wgmma_commit();
     wgmma_wait<1>();
     hold(scores);
@@ -189,7 +195,7 @@ struct ChunkSolver {
     hold(u2);
     wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(u2, masked + 4 * s, mn_major_step(keys, s));
+    for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(u2, masked + 4 * s, mn_major_step<kBlock>(keys, s));
     wgmma_commit();
     wgmma_wait<0>();
     hold(u2);
@@ -225,7 +231,7 @@ struct ChunkSolver {
   template <typename Mask, typename Finish>
   __device__ __forceinline__ void apply_exactly(const float (&u)[D / 2], float (&out)[D / 2], Mask&& exact_mask,
                                                 Finish&& finish) const {
-    const std::uint64_t keys = descriptor(k, kChunk * 128), state = descriptor(h, D * 128);
+    const std::uint64_t keys = descriptor<kBlock>(k, kChunk), state = descriptor<kBlock>(h, D);
     float scores[32];
     {
       std::uint32_t operand[D / 4];
@@ -233,18 +239,20 @@ struct ChunkSolver {
       for (int i = 0; i < D / 4; ++i) operand[i] = pack_half(u[2 * i], u[2 * i + 1]);
       wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < D / 16; ++s) mma<false, true>(out, operand + 4 * s, k_major_step(state, s, D), s > 0);
+      for (int s = 0; s < D / 16; ++s) mma<false, true>(out, operand + 4 * s, k_major_step<kBlock>(state, s, D), s > 0);
 #pragma unroll
-      for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step(keys, s, kChunk), s > 0);
+      for (int s = 0; s < D / 16; ++s) {
+        mma<false, true>(scores, operand + 4 * s, k_major_step<kBlock>(keys, s, kChunk), s > 0);
+      }
       wgmma_commit();
       wgmma_wait<0>();
 #pragma unroll
       for (int i = 0; i < D / 4; ++i) operand[i] = pack_half_rest(u[2 * i], u[2 * i + 1], operand[i]);
       wgmma_fence();
 #pragma unroll
-      for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step(keys, s, kChunk));
+      for (int s = 0; s < D / 16; ++s) mma<false, true>(scores, operand + 4 * s, k_major_step<kBlock>(keys, s, kChunk));
 #pragma unroll
-      for (int s = 0; s < D / 16; ++s) mma<false, true>(out, operand + 4 * s, k_major_step(state, s, D));
+      for (int s = 0; s < D / 16; ++s) mma<false, true>(out, operand + 4 * s, k_major_step<kBlock>(state, s, D));
       wgmma_commit();
       wgmma_wait<0>();
       hold(out);
@@ -263,8 +271,8 @@ struct ChunkSolver {
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < kChunk / 16; ++s) {
-      mma<true, true>(out, masked + 4 * s, mn_major_step(keys, s));
-      mma<true, true>(out, rest + 4 * s, mn_major_step(keys, s));
+      mma<true, true>(out, masked + 4 * s, mn_major_step<kBlock>(keys, s));
+      mma<true, true>(out, rest + 4 * s, mn_major_step<kBlock>(keys, s));
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -521,20 +529,20 @@ __device__ __forceinline__ decltype(auto) restart_of(Of& schedule, const Stages&
 /// Longer than most: which buffer may be asked for again follows from the order of its barriers, which one has to see
 /// together.
 template <int D, DType kType, bool kReads, bool kConstant>
-__global__ void __launch_bounds__(kWarpgroup, D == 64 ? 3 : 2)
+__global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
     solve(const __grid_constant__ Problem p, Plan plan, ChunkStates states, const __grid_constant__ SolveCall call,
           const __grid_constant__ Schedules schedules, const char* systems, float4* parked, bool rhs_pairs) {
   __shared__ std::uint64_t arrived[4];  // barriers: of the two state buffers, of keys and mask, of the rest
   char* const tiles = aligned_tiles();
-  constexpr int kState = D * D * 2;
-  char* const k = tiles + 2 * kState;
+  constexpr int kState = D * D * 2, kRoom = kStateRoom<D>;
+  char* const k = tiles + 2 * kRoom;
   auto* const mask = reinterpret_cast<uint4*>(k + SystemLayout<D>::kMask) + thread();
   auto* const rhs = reinterpret_cast<uint4*>(k + SystemLayout<D>::kRhs) + thread();
   const auto& rows = *reinterpret_cast<const SystemRows*>(k + SystemLayout<D>::kRows);
   const Parked<D> own(parked + block() * kParked<D>);
   const std::int64_t tasks = 2 * plan.count(p) * p.heads;
   const auto request_state = [&](std::int64_t of, int which) {
-    bulk_load(tiles + which * kState, states.tile(of, D), kState, &arrived[which]);
+    bulk_load(tiles + which * kRoom, states.tile(of, D), kState, &arrived[which]);
   };
   const auto request_keys = [&](std::int64_t of) {
     bulk_load(k, systems + of * SystemLayout<D>::kBytes, SystemLayout<D>::kRhs, &arrived[2]);
@@ -559,7 +567,7 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 3 : 2)
       if constexpr (!kReads) bulk_store_wait();  // of the tile that was put together there
       request_state(task + blocks(), 1 - turn);
     }
-    ChunkSolver<D> solver{.h = tiles + turn * kState, .k = k, .rhs = rhs, .mask = mask};
+    ChunkSolver<D> solver{.h = tiles + turn * kRoom, .k = k, .rhs = rhs, .mask = mask};
     barrier_wait(&arrived[3], phase_system);
     const bool empty = rows.chunk.length <= 0, refined = !empty && rows.refined != 0;
     const int which = refined ? rows.refined : empty || kConstant ? 0 : rows.schedule;
@@ -632,7 +640,7 @@ __global__ void __launch_bounds__(kWarpgroup, D == 64 ? 3 : 2)
       store_z<D>(u1, top, refined, call, task);
     } else {
       const bool tiled = !empty && !refined;
-      char* const tile = tiles + turn * kState;  // its last product is behind a barrier
+      char* const tile = tiles + turn * kRoom;  // its last product is behind a barrier
       if (tiled) {
         store_tile<D>(tile, call.tile_down + task * kChunk, u1, static_cast<int>(rows.chunk.length));
         publish();

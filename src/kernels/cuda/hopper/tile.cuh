@@ -41,15 +41,19 @@ __device__ __forceinline__ Scale scale_of(std::uint32_t top) {
 /// 1/x of a power of two.
 __device__ __forceinline__ float inverse_of_power(float x) { return bits_to_float(0x7f000000u - float_to_bits(x)); }
 
-/// float16 in blocks of 64 columns, swizzled as the products want them.
+/// float16 in blocks of 64 columns, or one of 32, swizzled as the products want them.
 struct Tile {
   std::uint16_t* data;
   int rows;
+  int columns = 64;  // of a block
 
-  static __device__ __forceinline__ int place(int rows, int row, int column) {
-    return ((column >> 6) * rows + row) * 64 + ((((column >> 3) & 7) ^ (row & 7)) << 3) + (column & 7);
+  static __device__ __forceinline__ int place(int rows, int row, int column, int columns = 64) {
+    const int block = columns == 64 ? column >> 6 : 0, swizzle = columns == 64 ? row & 7 : row >> 1 & 3;
+    return (block * rows + row) * columns + ((((column >> 3) & (columns / 8 - 1)) ^ swizzle) << 3) + (column & 7);
   }
-  __device__ __forceinline__ std::uint16_t* at(int row, int column) const { return data + place(rows, row, column); }
+  __device__ __forceinline__ std::uint16_t* at(int row, int column) const {
+    return data + place(rows, row, column, columns);
+  }
   __device__ __forceinline__ Pair pair(int row, int column) const {
     return unpack_halves(*reinterpret_cast<const std::uint32_t*>(at(row, column)));
   }
@@ -58,6 +62,12 @@ struct Tile {
     *reinterpret_cast<Unit*>(at(row, 8 * u)) = unit;
   }
 };
+
+/// A tile of D columns.
+template <int D>
+__device__ __forceinline__ Tile tile_of(std::uint16_t* data, int rows = kChunk) {
+  return {data, rows, kBlockColumns<D>};
+}
 
 /// A place in a product: the pair of numbers at (row, column) and (row, column + 1), and where to find what was kept
 /// for the row (r) and for the columns (c, c + 1).

@@ -14,7 +14,7 @@ namespace gka::kernels::cuda::hopper::bwd {
 inline constexpr int kTileThreads = 128;
 /// Warpgroups that share a chunk where a kernel says so: each has 64 columns of every product of D.
 template <int D>
-inline constexpr int kTeams = D / 64;
+inline constexpr int kTeams = kColumnBlocks<D>;
 
 __device__ __forceinline__ int tile_thread() { return thread(); }
 template <int kGroups = 1, typename... Parameters, typename... Arguments>
@@ -59,7 +59,7 @@ __device__ __forceinline__ void copy_rows(const Tile& to, const std::uint16_t* f
   from += static_cast<std::int64_t>(first) * stride + 8 * unit;
 #pragma unroll
   for (int a = 0; a < kChunk / kApart; ++a) {
-    copy_async(at + a * kApart * 64, from, first + a * kApart < len);
+    copy_async(at + a * kApart * to.columns, from, first + a * kApart < len);
     from += static_cast<std::int64_t>(kApart) * stride;
   }
 }
@@ -119,20 +119,24 @@ __device__ __forceinline__ unsigned hidden_thread() { return static_cast<unsigne
 /// A descriptor of which 32 bits change from step to step; found anew for every product, not kept in registers from the
 /// first one on.
 struct Operand {
+  int columns;  // of a block
   std::uint32_t low;
 
-  __device__ __forceinline__ explicit Operand(const std::uint16_t* data, int rows)
-      : low(static_cast<std::uint32_t>(opaque(static_cast<int>(descriptor(data, rows * 128))))) {}
+  __device__ __forceinline__ explicit Operand(const std::uint16_t* data, int rows, int columns = 64)
+      : columns(columns),
+        low(static_cast<std::uint32_t>(
+            opaque(static_cast<int>(columns == 64 ? descriptor(data, rows) : descriptor<32>(data, rows))))) {}
   /// Step s with its columns, or its rows, as what is summed over.
   __device__ __forceinline__ std::uint64_t k_major(int s, int rows) const {
-    return at(s / 4 * rows * 128 + s % 4 * 32);
+    return at(s / (columns / 16) * rows * columns * 2 + s % (columns / 16) * 32);
   }
-  __device__ __forceinline__ std::uint64_t mn_major(int s) const { return at(s * 16 * 128); }
+  __device__ __forceinline__ std::uint64_t mn_major(int s) const { return at(s * 16 * columns * 2); }
 
  private:
   __device__ __forceinline__ std::uint64_t at(int bytes) const {
-    constexpr std::uint64_t kHigh = 0x4000004000000000u;  // what `descriptor` has there for every operand
-    return (kHigh | low) + static_cast<std::uint32_t>(bytes >> 4);
+    // What `descriptor` has there for every operand.
+    const std::uint64_t high = columns == 64 ? 0x4000004000000000u : 0x8000002000000000u;
+    return (high | low) + static_cast<std::uint32_t>(bytes >> 4);
   }
 };
 
@@ -376,7 +380,7 @@ class Product {
   template <Major kMajor, int kDepth, bool kAdd = false>
   __device__ __forceinline__ void queue(const Tile& a, const Tile& b) {
     static_assert(kBlocks == 1);
-    const Operand left(a.data, a.rows), right = own_part<kMajor>(b);
+    const Operand left(a.data, a.rows, a.columns), right = own_part<kMajor>(b);
     begin<kAdd>();
 #pragma unroll
     for (int s = 0; s < kDepth / 16; ++s) {
@@ -394,8 +398,8 @@ class Product {
   /// = A B with a symmetric B of kN rows; of 128 the quarter with the last 64 rows and the first 64 columns is not
   /// there.
   __device__ __forceinline__ void multiply_symmetric(const Tile& a, const Tile& b) {
-    static_assert(kBlocks == 1 && (kN == 64 || kOwn == 64));
-    if constexpr (kN == 64) return multiply<Major::k, kN>(a, b);
+    static_assert(kBlocks == 1 && (kN <= 64 || kOwn == 64));
+    if constexpr (kN <= 64) return multiply<Major::k, kN>(a, b);
     const bool first = __shfl_sync(0xffffffffu, own_columns(), 0) == 0;
     const Operand left(a.data, a.rows), right = own_part<Major::k>(b);
     if (first) {
@@ -423,7 +427,7 @@ class Product {
   template <bool kLo>
   __device__ __forceinline__ void multiply(const Left<kLo>& a, const Tile& b) {
     static_assert(kBlocks == 1 && kGroups == 1);
-    const Operand right(b.data, b.rows);
+    const Operand right(b.data, b.rows, b.columns);
     begin<false>();
 #pragma unroll
     for (int s = 0; s < kChunk / 16; ++s) mma<true, true>(c_[0], a.hi + 4 * s, right.mn_major(s), s > 0);
@@ -433,20 +437,25 @@ class Product {
     }
     end();
   }
-  /// = AᵀB over the 64 rows of both; kAdd: += AᵀB.
+  /// = AᵀB over the 64 rows of both; kAdd: += AᵀB. Rows for which A has no column are 0.
   template <bool kAdd>
   __device__ __forceinline__ void outer(const Tile& a, const Tile& b) {
     const Operand right = own_part<Major::mn>(b);
     begin<kAdd>();
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      const Operand left(a.data + m * a.rows * 64, a.rows);
+      const Operand left(a.data + m * a.rows * 64, a.rows, a.columns);
 #pragma unroll
       for (int s = 0; s < kChunk / 16; ++s) {
         mma<true, true, true>(c_[m], left.mn_major(s), right.mn_major(s), kAdd || s > 0);
       }
     }
     end();
+    if (a.columns < 64) {  // the rest of 64 rows comes from what lies behind A
+      each([&](const At& at, float& x, float& y) {
+        if (at.row >= a.columns) x = y = 0;
+      });
+    }
   }
 
   /// The numbers value(at, x, y) as a left operand.
@@ -749,14 +758,15 @@ class Product {
   /// Where this lane's row begins in the four 8×8 matrices of which stmatrix and ldmatrix make numbers i … i + 7.
   struct Matrices {
     std::uint32_t first;
-    int block;  // bytes of 64 columns
+    int block;  // bytes
 
-    __device__ __forceinline__ explicit Matrices(const Tile& tile) : block(tile.rows * 128) {
+    __device__ __forceinline__ explicit Matrices(const Tile& tile) : block(tile.rows * tile.columns * 2) {
       const unsigned thread = hidden_thread(), matrix = thread % 32 / 8;
       const unsigned row = thread % kTileThreads / 32 * 16 + matrix % 2 * 8 + thread % 8;
       const unsigned column = kGroups == 1 ? 0 : thread / kTileThreads * kOwn;
-      first = shared_address(tile.data) + column / 64 * block + row * 128 +
-              ((column % 64 / 8 + matrix / 2) ^ (row % 8)) * 16;
+      const unsigned swizzle = tile.columns == 64 ? row % 8 : row / 2 % 4;
+      first = shared_address(tile.data) + column / 64 * block + row * static_cast<unsigned>(tile.columns * 2) +
+              ((column % 64 / 8 + matrix / 2) ^ swizzle) * 16;
     }
     /// i: a multiple of 8.
     __device__ __forceinline__ std::uint32_t at(int m, int i) const {
@@ -783,7 +793,7 @@ class Product {
     // From a lane to all: only so does the compiler know that the descriptor is the same for all lanes.
     const int column = kGroups == 1 ? 0 : __shfl_sync(0xffffffffu, own_columns(), 0);
     const int skipped = kMajor == Major::k ? column * 64 : column / 64 * 64 * b.rows + column % 64;
-    return Operand(b.data + skipped, b.rows);
+    return Operand(b.data + skipped, b.rows, b.columns);
   }
   template <bool kAdd>
   __device__ __forceinline__ void begin() {

@@ -3,7 +3,8 @@
 //
 // - Every operand tile in shared memory is made of *blocks* of 64 columns: rows of 128 bytes under the 128-byte swizzle
 //   (16-byte unit u of row r lies at unit u ^ (r & 7)). One and the same block is a K-major operand (its rows are the
-//   other dimension) and an MN-major one (its rows are the dimension that is summed over).
+//   other dimension) and an MN-major one (its rows are the dimension that is summed over). A tile of 32 columns is one
+//   block of rows of 64 bytes under the 64-byte swizzle (unit u ^ (r / 2 & 3)).
 // - An accumulator of 64×N holds, in thread l of warp w, value 4i + {0, 1} at row 16w + l/4, columns 8i + 2(l%4) + {0,
 // 1}
 //   and 4i + {2, 3} eight rows below. Rounded to bf16 and packed in pairs, values 8s … 8s + 7 are the A operand of step
@@ -66,19 +67,26 @@ __device__ __forceinline__ void hold(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// Where products find an operand in shared memory: its address, the distance between its blocks (MN-major operands of
-/// more than 64 columns), 1,024 bytes between groups of eight rows, 128-byte swizzle.
-__device__ __forceinline__ std::uint64_t descriptor(const void* tile, int block_bytes) {
-  constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62, kGroup = std::uint64_t{1024 / 16} << 32;
+/// Where products find an operand in shared memory, whose blocks have kColumns columns and `rows` rows: its address,
+/// the distance between its blocks (MN-major operands of more columns than one has), the bytes of eight rows, the
+/// swizzle.
+template <int kColumns = 64>
+__device__ __forceinline__ std::uint64_t descriptor(const void* tile, int rows) {
+  static_assert(kColumns == 64 || kColumns == 32);
+  constexpr std::uint64_t kSwizzle = std::uint64_t{kColumns == 64 ? 1 : 2} << 62;
+  constexpr std::uint64_t kGroup = std::uint64_t{8 * kColumns * 2 / 16} << 32;
   const std::uint64_t address = (shared_address(tile) & 0x3ffff) >> 4;
-  return kSwizzle128 | kGroup | static_cast<std::uint64_t>(block_bytes >> 4) << 16 | address;
+  return kSwizzle | kGroup | static_cast<std::uint64_t>((rows * kColumns * 2) >> 4) << 16 | address;
 }
-/// Step s (16 of what is summed over) of an operand whose blocks have `rows` rows.
+/// Step s (16 of what is summed over) of such an operand.
+template <int kColumns = 64>
 __device__ __forceinline__ std::uint64_t k_major_step(std::uint64_t first, int s, int rows) {
-  return first + static_cast<std::uint64_t>((s / 4 * rows * 128 + s % 4 * 32) >> 4);
+  constexpr int kSteps = kColumns / 16;
+  return first + static_cast<std::uint64_t>((s / kSteps * rows * kColumns * 2 + s % kSteps * 32) >> 4);
 }
+template <int kColumns = 64>
 __device__ __forceinline__ std::uint64_t mn_major_step(std::uint64_t first, int s) {
-  return first + static_cast<std::uint64_t>((s * 16 * 128) >> 4);
+  return first + static_cast<std::uint64_t>((s * 16 * kColumns * 2) >> 4);
 }
 
 // clang-format off
@@ -91,6 +99,18 @@ __device__ __forceinline__ std::uint64_t mn_major_step(std::uint64_t first, int 
 
 /// d (+)= A B for 16 of what is summed over: A from registers, B from shared memory (kMn: MN-major). `add` = 0 starts
 /// from zero. Operands are bf16, or float16 with kHalf.
+template <bool kMn, bool kHalf = false>
+__device__ __forceinline__ void mma(float (&d)[16], const std::uint32_t* a, std::uint64_t b, int add = 1) {
+  if constexpr (kHalf) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 " GKA_D16 ", {%16,%17,%18,%19}, %20, p, 1, 1, %22;}\n"
+               : GKA_F8(d, 0), GKA_F8(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kMn ? 1 : 0));
+  } else {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " GKA_D16 ", {%16,%17,%18,%19}, %20, p, 1, 1, %22;}\n"
+               : GKA_F8(d, 0), GKA_F8(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kMn ? 1 : 0));
+  }
+}
 template <bool kMn, bool kHalf = false>
 __device__ __forceinline__ void mma(float (&d)[32], const std::uint32_t* a, std::uint64_t b, int add = 1) {
   if constexpr (kHalf) {
@@ -115,13 +135,18 @@ __device__ __forceinline__ void mma(float (&d)[64], const std::uint32_t* a, std:
                : GKA_F32(d, 0), GKA_F32(d, 32) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kMn ? 1 : 0));
   }
 }
-/// The same with A from shared memory too. float16 only for 32 columns.
+/// The same with A from shared memory too.
 template <bool kMnA, bool kMnB, bool kHalf = false>
 __device__ __forceinline__ void mma(float (&d)[16], std::uint64_t a, std::uint64_t b, int add = 1) {
-  static_assert(kHalf);
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
+  if constexpr (kHalf) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
                "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 " GKA_D16 ", %16, %17, p, 1, 1, %19, %20;}\n"
                : GKA_F8(d, 0), GKA_F8(d, 8) : "l"(a), "l"(b), "r"(add), "n"(kMnA ? 1 : 0), "n"(kMnB ? 1 : 0));
+  } else {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " GKA_D16 ", %16, %17, p, 1, 1, %19, %20;}\n"
+               : GKA_F8(d, 0), GKA_F8(d, 8) : "l"(a), "l"(b), "r"(add), "n"(kMnA ? 1 : 0), "n"(kMnB ? 1 : 0));
+  }
 }
 template <bool kMnA, bool kMnB, bool kHalf = false>
 __device__ __forceinline__ void mma(float (&d)[32], std::uint64_t a, std::uint64_t b, int add = 1) {

@@ -115,15 +115,20 @@ inline float logarithm(float x) { return std::log2(std::fabs(x)); }
 template <int kCount>
 void hold(float (&)[kCount]) {}
 
-inline std::uint64_t descriptor(const void* tile, int block_bytes) {
-  constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62, kGroup = std::uint64_t{1024 / 16} << 32;
-  return kSwizzle128 | kGroup | static_cast<std::uint64_t>(block_bytes >> 4) << 16 | shared_address(tile) >> 4;
+template <int kColumns = 64>
+std::uint64_t descriptor(const void* tile, int rows) {
+  constexpr std::uint64_t kSwizzle = std::uint64_t{kColumns == 64 ? 1 : 2} << 62;
+  constexpr std::uint64_t kGroup = std::uint64_t{8 * kColumns * 2 / 16} << 32;
+  return kSwizzle | kGroup | static_cast<std::uint64_t>((rows * kColumns * 2) >> 4) << 16 | shared_address(tile) >> 4;
 }
-inline std::uint64_t k_major_step(std::uint64_t first, int s, int rows) {
-  return first + static_cast<std::uint64_t>((s / 4 * rows * 128 + s % 4 * 32) >> 4);
+template <int kColumns = 64>
+std::uint64_t k_major_step(std::uint64_t first, int s, int rows) {
+  constexpr int kSteps = kColumns / 16;
+  return first + static_cast<std::uint64_t>((s / kSteps * rows * kColumns * 2 + s % kSteps * 32) >> 4);
 }
-inline std::uint64_t mn_major_step(std::uint64_t first, int s) {
-  return first + static_cast<std::uint64_t>((s * 16 * 128) >> 4);
+template <int kColumns = 64>
+std::uint64_t mn_major_step(std::uint64_t first, int s) {
+  return first + static_cast<std::uint64_t>((s * 16 * kColumns * 2) >> 4);
 }
 
 /// float16 as float32, from a table: there is no instruction for it that every machine has.
@@ -139,20 +144,25 @@ inline float number_of(std::uint16_t bits, bool half) {
   return half ? half_at(bits) : bits_to_float(static_cast<std::uint32_t>(bits) << 16);
 }
 
-/// An operand in shared memory: number (i, k), with k what is summed over.
+/// An operand in shared memory: number (i, k), with k what is summed over. The swizzle, 128 or 64 bytes, exchanges
+/// units of 16 bytes by bits of their address from 128 up. 0: the operand is in registers.
 struct SharedOperand {
-  std::uint32_t start, block;
+  std::uint32_t start, block, group, width;  // bytes: of a block, of eight rows, of a row
   bool mn, half;
 
   SharedOperand(std::uint64_t of, bool mn, bool half)
       : start(static_cast<std::uint32_t>(of & 0x3fff) << 4),
         block(static_cast<std::uint32_t>(of >> 16 & 0x3fff) << 4),
+        group(static_cast<std::uint32_t>(of >> 32 & 0x3fff) << 4),
+        width(of >> 62 == 1 ? 128 : 64),
         mn(mn),
-        half(half) {}
+        half(half) {
+    if (of != 0 && of >> 62 != 1 && of >> 62 != 2) stop("an operand with another swizzle than of 128 or 64 bytes");
+  }
   float at(int i, int k) const {
     const auto row = static_cast<std::uint32_t>(mn ? k : i), column = static_cast<std::uint32_t>(mn ? i : k);
-    std::uint32_t place = start + row * 128 + column % 64 * 2 + column / 64 * block;
-    place ^= (place >> 7 & 7) << 4;
+    std::uint32_t place = start + row / 8 * group + row % 8 * width + column * 2 % width + column * 2 / width * block;
+    place ^= (place >> 7 & (width / 16 - 1)) << 4;
     std::uint16_t bits = 0;
     std::memcpy(&bits, machine.shared + place, 2);
     return number_of(bits, half);
