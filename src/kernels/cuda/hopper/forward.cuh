@@ -10,11 +10,17 @@
 
 namespace gka::kernels::cuda::hopper {
 
-/// Calls body with the type of the tokens as a compile-time constant.
+/// Calls body with the type of the tokens as a compile-time constant. Float16 can be left out of a build
+/// (GKA_HOPPER_FLOAT16): it is half of what there is to compile.
 template <typename Body>
 void with_type(const Problem& p, Body&& body) {
   switch (p.q.dtype) {
+#if defined(GKA_HOPPER_FLOAT16) && !GKA_HOPPER_FLOAT16
+    case DType::float16:
+      throw std::runtime_error("gka: built without float16 on Hopper (GKA_HOPPER_FLOAT16); GKA_GPU=plain takes it");
+#else
     case DType::float16: return body(Storage<DType::float16>{});
+#endif
     case DType::bfloat16: return body(Storage<DType::bfloat16>{});
     case DType::float64:
     case DType::float32: break;  // never chosen
