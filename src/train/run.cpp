@@ -129,6 +129,31 @@ void write_state(const fs::path& run, RunState state, std::int64_t steps, const 
   write_text(run / "run.json", json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+RunFolder::RunFolder(const fs::path& run) {
+  std::error_code error;
+  for (auto path = fs::absolute(run).lexically_normal(); !fs::exists(path, error); path = path.parent_path()) {
+    made_.push_back(path);
+  }
+  fs::create_directories(run, error);
+  if (error) throw std::runtime_error("cannot make the folder '" + run.string() + "': " + error.message() + ".");
+}
+
+RunFolder::~RunFolder() {
+  std::error_code not_empty;
+  for (const auto& path : made_) fs::remove(path, not_empty);
+}
+
+void note_failure(const fs::path& run, std::int64_t steps, RunLock& lock, const std::string& sentence) noexcept {
+  try {
+    if (is_run(run)) {
+      write_state(run, RunState::failed, steps, sentence);
+    } else {
+      lock.remove();
+    }
+  } catch (const std::exception&) {
+  }
+}
+
 bool is_run(const fs::path& folder) { return fs::exists(folder / "train.json"); }
 
 bool has_begun(const fs::path& run) {

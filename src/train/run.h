@@ -40,6 +40,23 @@ class RunLock {
   Descriptor file_;
 };
 
+/// The folder of a run with those above it. What it had to make and stands empty in the end goes again.
+class RunFolder {
+ public:
+  explicit RunFolder(const std::filesystem::path& run);
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+ private:
+  std::vector<std::filesystem::path> made_{};  // the deepest first
+};
+
+/// Leaves no trace of a run of so many steps that never began, and everything that was there before it; of one that did
+/// begin, a note of what went wrong. A full disk takes no notes, but the sentence still reaches the user.
+void note_failure(const std::filesystem::path& run, std::int64_t steps, RunLock& lock,
+                  const std::string& sentence) noexcept;
+
 /// metrics.jsonl, one JSON object per line and step, and beside it the same numbers for TensorBoard.
 class MetricsFile {
  public:
