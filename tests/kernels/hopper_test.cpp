@@ -366,6 +366,47 @@ TEST(NarrowHeads, ANaNStaysBetweenTwoDecaysOfZero) {
   expect_nan_stays();
 }
 
+TEST(NarrowHeads, ANaNReachesNoGradientBeyondTwoDecaysOfZero) {
+  const Forced trial("GKA_TRIAL", "narrow_heads");
+  constexpr std::int64_t kBegin = 50, kPoison = 60, kEnd = 100;
+  const auto fenced = [] {
+    Case c(spec_with(32, [](CaseSpec&) {}));
+    for (const std::int64_t t : {kBegin, kEnd}) c.log_decay.set(0, t, 0, 0, -std::numeric_limits<double>::infinity());
+    return c;
+  };
+  const auto run = [](const Case& c) {
+    const OwnedOutputs kept = c.outputs();
+    const Outputs out = outputs_of(kept);
+    HopperOnHost::forward(c.problem(), out);
+    OwnedGradients got = c.gradients();
+    HopperOnHost::backward(c.problem(), out.saved, got.pointers());
+    return got;
+  };
+  const OwnedGradients want = run(fenced());
+  for (const auto input : Case::kByToken) {
+    Case poisoned = fenced();
+    (poisoned.*input).set(0, kPoison, 0, 0, std::numeric_limits<double>::quiet_NaN());
+    const OwnedGradients got = run(poisoned);
+    bool seen = false;
+    for (std::size_t i = 0; i < got.named().size(); ++i) {
+      const auto [name, array] = got.named()[i];
+      const Array& clean = *want.named()[i].array;
+      const bool tokens = clean.shape()[1] == poisoned.problem().tokens;
+      for (std::int64_t t = 0; t < clean.shape()[1]; ++t) {
+        for (std::int64_t e = 0; e < clean.shape()[2] * clean.shape()[3]; ++e) {
+          const double x = array->at(0, t, e / clean.shape()[3], e % clean.shape()[3]);
+          if (tokens && t >= kBegin && t < kEnd) {
+            seen |= std::isnan(x);
+          } else {
+            ASSERT_EQ(x, clean.at(0, t, e / clean.shape()[3], e % clean.shape()[3])) << name << " of " << t;
+          }
+        }
+      }
+    }
+    EXPECT_TRUE(seen);
+  }
+}
+
 TEST(NarrowHeads, NeedLessScratchAndFollowAnyForwardPass) {
   // Either backward pass after either forward pass: what is saved is the same.
   const Case c(spec_with(32, [](CaseSpec&) {}));
