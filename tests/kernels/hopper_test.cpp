@@ -329,7 +329,7 @@ TEST(NarrowHeads, ForgetAndSkipExactly) {
     s.forget = 0.05;
     s.skip = 0.1;
     s.layout = Layout::heads_first;
-    s.heads = 3;
+    s.heads = 2;
   });
 }
 TEST(NarrowHeads, MatchTheReferenceOnPackedFloat16) {
@@ -353,6 +353,18 @@ TEST(NarrowHeads, OfFewerChannelsThatDoNotLieAlignedArePaddedBackwardAlone) {
     s.key_dim = 20;
     s.value_dim = 12;
   });
+}
+TEST(NarrowHeads, ReadWhatHeadsShare) {
+  const Forced trial("GKA_TRIAL", "narrow_heads");
+  const Case c(spec_with(32, [](CaseSpec& s) {
+    s.heads = 4;
+    s.key_group = 2;
+    s.value_group = 4;
+  }));
+  const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs();
+  reference::forward(c.problem(), want.pointers());
+  HopperOnHost::forward(c.problem(), outputs_of(got));
+  expect_outputs(got, want, c.describe());
 }
 /// A block of several tasks reuses its tiles.
 TEST(NarrowHeads, CarryStatesAlongManyChunks) {
