@@ -329,7 +329,7 @@ TEST(NarrowHeads, ForgetAndSkipExactly) {
     s.forget = 0.05;
     s.skip = 0.1;
     s.layout = Layout::heads_first;
-    s.heads = 3;
+    s.heads = 2;
   });
 }
 TEST(NarrowHeads, MatchTheReferenceOnPackedFloat16) {
@@ -354,6 +354,18 @@ TEST(NarrowHeads, OfFewerChannelsThatDoNotLieAlignedArePaddedBackwardAlone) {
     s.value_dim = 12;
   });
 }
+TEST(NarrowHeads, ReadWhatHeadsShare) {
+  const Forced trial("GKA_TRIAL", "narrow_heads");
+  const Case c(spec_with(32, [](CaseSpec& s) {
+    s.heads = 4;
+    s.key_group = 2;
+    s.value_group = 4;
+  }));
+  const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs();
+  reference::forward(c.problem(), want.pointers());
+  HopperOnHost::forward(c.problem(), outputs_of(got));
+  expect_outputs(got, want, c.describe());
+}
 /// A block of several tasks reuses its tiles.
 TEST(NarrowHeads, CarryStatesAlongManyChunks) {
   expect_narrow_close_to_reference([](CaseSpec& s) {
@@ -364,6 +376,47 @@ TEST(NarrowHeads, CarryStatesAlongManyChunks) {
 TEST(NarrowHeads, ANaNStaysBetweenTwoDecaysOfZero) {
   const Forced trial("GKA_TRIAL", "narrow_heads");
   expect_nan_stays();
+}
+
+TEST(NarrowHeads, ANaNReachesNoGradientBeyondTwoDecaysOfZero) {
+  const Forced trial("GKA_TRIAL", "narrow_heads");
+  constexpr std::int64_t kBegin = 50, kPoison = 60, kEnd = 100;
+  const auto fenced = [] {
+    Case c(spec_with(32, [](CaseSpec&) {}));
+    for (const std::int64_t t : {kBegin, kEnd}) c.log_decay.set(0, t, 0, 0, -std::numeric_limits<double>::infinity());
+    return c;
+  };
+  const auto run = [](const Case& c) {
+    const OwnedOutputs kept = c.outputs();
+    const Outputs out = outputs_of(kept);
+    HopperOnHost::forward(c.problem(), out);
+    OwnedGradients got = c.gradients();
+    HopperOnHost::backward(c.problem(), out.saved, got.pointers());
+    return got;
+  };
+  const OwnedGradients want = run(fenced());
+  for (const auto input : Case::kByToken) {
+    Case poisoned = fenced();
+    (poisoned.*input).set(0, kPoison, 0, 0, std::numeric_limits<double>::quiet_NaN());
+    const OwnedGradients got = run(poisoned);
+    bool seen = false;
+    for (std::size_t i = 0; i < got.named().size(); ++i) {
+      const auto [name, array] = got.named()[i];
+      const Array& clean = *want.named()[i].array;
+      const bool tokens = clean.shape()[1] == poisoned.problem().tokens;
+      for (std::int64_t t = 0; t < clean.shape()[1]; ++t) {
+        for (std::int64_t e = 0; e < clean.shape()[2] * clean.shape()[3]; ++e) {
+          const double x = array->at(0, t, e / clean.shape()[3], e % clean.shape()[3]);
+          if (tokens && t >= kBegin && t < kEnd) {
+            seen |= std::isnan(x);
+          } else {
+            ASSERT_EQ(x, clean.at(0, t, e / clean.shape()[3], e % clean.shape()[3])) << name << " of " << t;
+          }
+        }
+      }
+    }
+    EXPECT_TRUE(seen);
+  }
 }
 
 TEST(NarrowHeads, NeedLessScratchAndFollowAnyForwardPass) {
