@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/model_inputs.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -25,7 +26,6 @@
 #include "models/placement.h"
 #include "models/safetensors.h"
 #include "models/vision.h"
-#include "train/stop.h"
 #include "train/text.h"
 #include "train/vision.h"
 
@@ -130,26 +130,25 @@ int evaluate(const Arguments& arguments) {
   const auto file = train::images_file(arguments.data, "test");
   const auto set = train::read_images(file, model.config());
   std::optional<models::SafetensorsWriter> logits;
+  Interruptible signals(arguments.logits);
   if (!arguments.logits.empty()) {
+    signals.writes_file(arguments.logits);
     logits.emplace(arguments.logits,
                    std::vector<models::SafetensorsWriter::Planned>{
                        {.name = "logits", .dtype = at::kFloat, .shape = {set.count(), model.config().classes}}});
   }
-  const train::StopSignals stop("\nstopping; once more ends at once\n");
   LiveLine line;
   std::vector<at::Tensor> parts;
   train::VisionEvaluation options{.batch = arguments.batch, .dtype = dtype};
   if (logits) options.on_logits = [&](const at::Tensor& part) { parts.push_back(part); };
   options.on_progress = [&](std::int64_t done) {
     line.show([&] { return std::to_string(done) + " of " + std::to_string(set.count()) + " images"; });
-    return stop.received() == 0;
   };
   const auto scores = train::evaluate_vision(model, set, options);
   line.clear();
-  if (scores.images < set.count()) return kStopped;
   if (logits) {
     logits->write(at::cat(parts));
-    logits->commit();
+    signals.finish_file([&] { logits->commit(); });
   }
   const auto json = scores_to_json(scores, model.config());
   if (arguments.json) {

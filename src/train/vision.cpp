@@ -420,7 +420,7 @@ VisionScores evaluate_vision(const models::VisionModel& model, const ImageSet& s
     }
     scores.images += rows;
     if (options.on_logits) options.on_logits(logits.to(at::kFloat));
-    if (options.on_progress && !options.on_progress(scores.images)) break;
+    if (options.on_progress) options.on_progress(scores.images);
   }
   scores.loss = loss / static_cast<double>(scores.images);
   return scores;

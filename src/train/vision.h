@@ -83,7 +83,7 @@ struct VisionEvaluation {
   std::int64_t batch = 256;
   std::optional<at::ScalarType> dtype{};                      // of the activations
   std::function<void(const at::Tensor& logits)> on_logits{};  // of each batch, float32 on the CPU
-  std::function<bool(std::int64_t images)> on_progress{};     // false: stop here
+  std::function<void(std::int64_t images)> on_progress{};
 };
 VisionScores evaluate_vision(const models::VisionModel& model, const ImageSet& set, const VisionEvaluation& options);
 
