@@ -84,7 +84,7 @@ def recipe(run: Run) -> dict[str, object]:
     """What all mixers of a size have in common, as the options of `gka vision train`."""
     size = SIZES[run.size]
     return {"epochs": run.epochs, "batch": size.batch, "lr": size.rate, "weight-decay": size.weight_decay,
-            "warmup": size.warmup, "augment": size.augment, "label-smoothing": 0.1}  # fmt: skip
+            "warmup": size.warmup, "augment": size.augment, "label-smoothing": size.label_smoothing}  # fmt: skip
 
 
 def command(run: Run, options: argparse.Namespace, folder: Path) -> list[str]:
