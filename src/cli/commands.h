@@ -41,6 +41,7 @@ std::string sentence_of(const std::exception& error);
 [[gnu::weak]] Action declare_import(CLI::App& app);
 [[gnu::weak]] Action declare_export(CLI::App& app);
 [[gnu::weak]] Action declare_convert(CLI::App& app);
+[[gnu::weak]] Action declare_vision(CLI::App& app);
 
 inline constexpr std::array kCommands{
     Command{"info", "What this build holds, what this machine can run, and which kernel a call takes", declare_info},
@@ -55,6 +56,7 @@ inline constexpr std::array kCommands{
             declare_convert},
     Command{"export", "Write a model or a run's newest checkpoint as a Hugging Face folder", declare_export},
     Command{"train", "Train a model: a new run, or one that goes on to the same bits", declare_train},
+    Command{"vision", "Models for images: train one, measure it, ask it", declare_vision},
     Command{"runs", "List training runs and how they stand", declare_runs},
     Command{"plot", "Draw the curves of training runs", declare_plot},
     Command{"bench", "How fast this machine trains and answers: whole models, and one layer of each kind",

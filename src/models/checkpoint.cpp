@@ -10,13 +10,13 @@
 #include <iostream>
 #include <set>
 #include <span>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
 #include "models/activations.h"
 #include "models/checksums.h"
 #include "models/dtypes.h"
+#include "models/matching.h"
 #include "ops/stored.h"
 
 namespace gka::models {
@@ -37,21 +37,6 @@ constexpr std::string_view kLayers = "model.layers.";
 constexpr std::string_view kAttention = ".self_attn.";
 constexpr std::string_view kSliding = ".swa.";                     // as published in hybrids
 constexpr std::string_view kFrequencies = ".rotary_emb.inv_freq";  // older Llama files store what follows from theta
-
-std::string shape_of(at::IntArrayRef shape) {
-  std::ostringstream text;
-  text << shape;
-  return text.str();
-}
-
-/// "a, b, c and 12 more"
-std::string some_of(const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 5;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) text += (i == 0 ? "" : ", ") + names[i];
-  if (names.size() > kShown) text += " and " + std::to_string(names.size() - kShown) + " more";
-  return text;
-}
 
 /// Which file of the folder holds each tensor.
 std::map<std::string, std::string> read_index(const fs::path& path) {
@@ -306,24 +291,17 @@ std::vector<Match> match_weights(const Decoder& decoder, const Shapes& stored, c
     }
     const auto shape = bytes ? ops::int8_shape(parameter.shape[0], parameter.shape[1]) : parameter.shape;
     if (found->second != shape) {
-      throw std::runtime_error("'" + found->first + "' has the shape " + shape_of(found->second) +
-                               " in the checkpoint and " + shape_of(shape) + " by its configuration" +
-                               (bytes ? ", in int8" : ""));
+      refuse_shape(found->first, found->second, shape, bytes ? ", in int8" : "");
     }
     matches.push_back({.parameter = &parameter, .stored = found->first});
     used.insert(found->first);
   }
-  if (!missing.empty()) throw std::runtime_error("the checkpoint lacks tensors of this model: " + some_of(missing));
+  refuse_missing(missing);
   if (decoder.config().tie_word_embeddings) used.insert(kHeadName);  // some writers store the embedding twice
   for (const auto& [name, shape] : stored) {
     if (!used.contains(name) && !name.ends_with(kFrequencies)) others.push_back(name);
   }
-  if (!others.empty()) {
-    throw std::runtime_error(
-        "the checkpoint has tensors that this model has no use for, so it is another model than its "
-        "config.json says: " +
-        some_of(others));
-  }
+  refuse_others(others);
   return matches;
 }
 

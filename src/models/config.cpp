@@ -13,6 +13,7 @@
 #include "layers/kinds.h"
 #include "models/pattern.h"
 #include "models/ranges.h"
+#include "models/vision_config.h"
 
 namespace gka::models {
 namespace {
@@ -180,6 +181,9 @@ bool is_group(std::string_view key) {
 /// Sorts every key of the file into the draft.
 Draft read_draft(const Json& json, const std::string& where, const OnUnknown& unknown) {
   if (!json.is_object()) throw std::runtime_error(where + " does not hold a JSON object");
+  if (is_vision(json)) {
+    throw std::runtime_error(where + " is of a model for images, which reads no text: see `gka vision --help`");
+  }
   Draft draft;
   Json values = Json::object();
   for (const auto& [key, value] : json.items()) {

@@ -51,15 +51,7 @@ void check_range(std::string_view key, std::int64_t value, const std::string& wh
                            "; it takes at most " + std::to_string(most));
 }
 
-void check_ranges(const ModelConfig& config, const std::string& where) {
-  const auto& mixer = config.mixer;
-  check_range("vocab_size", config.vocab_size, where);
-  check_range("hidden_size", mixer.hidden_size, where);
-  check_range("intermediate_size", config.intermediate_size, where);
-  check_range("num_attention_heads", mixer.num_attention_heads, where);
-  check_range("num_key_value_heads", mixer.num_key_value_heads, where);
-  check_range("head_dim", mixer.head_dim, where);
-  check_range("sliding_window", mixer.sliding_window, where);
+void check_groups(const layers::MixerConfig& mixer, const std::string& where) {
   layers::visit_groups(mixer, [&](std::string_view group, const auto& values) {
     using Group = std::remove_cvref_t<decltype(values)>;
     Group::fields(values, [&](std::string_view key, const auto& value) {
@@ -71,6 +63,18 @@ void check_ranges(const ModelConfig& config, const std::string& where) {
       }
     });
   });
+}
+
+void check_ranges(const ModelConfig& config, const std::string& where) {
+  const auto& mixer = config.mixer;
+  check_range("vocab_size", config.vocab_size, where);
+  check_range("hidden_size", mixer.hidden_size, where);
+  check_range("intermediate_size", config.intermediate_size, where);
+  check_range("num_attention_heads", mixer.num_attention_heads, where);
+  check_range("num_key_value_heads", mixer.num_key_value_heads, where);
+  check_range("head_dim", mixer.head_dim, where);
+  check_range("sliding_window", mixer.sliding_window, where);
+  check_groups(mixer, where);
 }
 
 }  // namespace gka::models

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "models/config.h"
+#include "models/vision_config.h"
 
 namespace gka::train {
 namespace {
@@ -266,6 +267,9 @@ Json read_settings(const fs::path& path) {
   auto settings = read_existing(file, "training file");
   if (!settings.is_object()) fail("'" + file.string() + "' holds " + shown(settings) + "; it takes one JSON object.");
   refuse_model(settings, file);
+  if (models::is_vision(settings) || (settings.contains("model") && models::is_vision(settings["model"]))) {
+    fail("'" + file.string() + "' is of a model for images; `gka vision train` trains those.");
+  }
   anchor_paths(settings, file.parent_path());
   if (is_run) settings["output"] = path.string();
   if (!settings.contains("output")) settings["output"] = (fs::path("runs") / name_of_run(file)).string();

@@ -1,7 +1,5 @@
 #include "train/learner.h"
 
-#include <ATen/Context.h>
-#include <ATen/core/Generator.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
@@ -10,19 +8,14 @@
 #include <algorithm>
 
 #include "layers/functions.h"
+#include "train/random_state.h"
 
 namespace gka::train {
 namespace {
 
-at::Generator seeded_generator(at::Device device, std::uint64_t seed) {
-  auto generator = at::globalContext().defaultGenerator(device);
-  generator.set_current_seed(seed);
-  return generator;
-}
-
 models::Decoder draw_model(const Config& config, const Compute& compute) {
-  seeded_generator(compute.device, config.seed);
-  const auto generator = seeded_generator(at::kCPU, config.seed);
+  seed_torch(compute.device, config.seed);
+  const auto generator = seed_torch(at::kCPU, config.seed);
   return models::Decoder(
       models::parse_training_config(config.model, "model"),
       {.device = compute.device, .dtype = compute.parameters, .generator = generator, .requires_grad = true});

@@ -33,7 +33,7 @@ std::string describe_step(const StepReport& report) {
   auto text =
       print("step %*lld/%lld", digits, static_cast<long long>(report.step), static_cast<long long>(report.steps)) +
       print("  loss %.4f  lr %.2e  |g| %.3f", report.loss, report.learning_rate, report.gradient_norm) + "  " +
-      short_count(report.tokens_per_second) + " tok/s  " + short_bytes(report.memory_bytes) + "  " +
+      short_count(report.tokens_per_second) + " " + report.counted + "/s  " + short_bytes(report.memory_bytes) + "  " +
       short_duration(report.seconds_left) + " left";
   if (report.eval_loss) text += print("  · eval loss %.4f", *report.eval_loss);
   if (report.eval_accuracy) text += print(" accuracy %.4f", *report.eval_accuracy);

@@ -14,6 +14,7 @@ struct StepReport {
   double loss = 0, learning_rate = 0, gradient_norm = 0;
   double tokens_per_second = 0, memory_bytes = 0, seconds_left = 0;
   std::optional<double> eval_loss, eval_accuracy;
+  const char* counted = "tok";  // what is counted per second
 };
 
 std::string describe_step(const StepReport& report);

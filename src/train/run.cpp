@@ -124,6 +124,26 @@ void write_state(const fs::path& run, RunState state, std::int64_t steps, const 
   write_text(run / "run.json", json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+bool make_folder(const fs::path& run) {
+  std::error_code error;
+  const bool made = fs::create_directories(run, error);
+  if (error) throw std::runtime_error("cannot make the folder '" + run.string() + "': " + error.message() + ".");
+  return made;
+}
+
+void note_failure(const fs::path& run, std::int64_t steps, RunLock& lock, bool made_folder,
+                  const std::string& sentence) noexcept {
+  try {
+    if (is_run(run)) {
+      write_state(run, RunState::failed, steps, sentence);
+    } else {
+      lock.remove();
+      if (made_folder) fs::remove(run);
+    }
+  } catch (const std::exception&) {
+  }
+}
+
 bool is_run(const fs::path& folder) { return fs::exists(folder / "train.json"); }
 
 bool has_begun(const fs::path& run) {

@@ -40,6 +40,14 @@ class RunLock {
   Descriptor file_;
 };
 
+/// Makes the folder of a run; whether it was not there before.
+bool make_folder(const std::filesystem::path& run);
+
+/// Leaves no trace of a run of so many steps that never began, and everything that was there before it; of one that did
+/// begin, a note of what went wrong. A full disk takes no notes, but the sentence still reaches the user.
+void note_failure(const std::filesystem::path& run, std::int64_t steps, RunLock& lock, bool made_folder,
+                  const std::string& sentence) noexcept;
+
 /// metrics.jsonl, one JSON object per line and step, and beside it the same numbers for TensorBoard.
 class MetricsFile {
  public:

@@ -5,9 +5,7 @@
 // and torch's random numbers. Evaluation reads a source of its own and changes none of these.
 #include "train/trainer.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -31,6 +29,7 @@
 #include "train/fault.h"
 #include "train/learner.h"
 #include "train/progress.h"
+#include "train/random_state.h"
 #include "train/run.h"
 #include "train/schedule.h"
 #include "train/stop.h"
@@ -188,12 +187,7 @@ void Trainer::resume_from(const SavedStep& saved) {
   models::load_weights(learner_.decoder(), models::Weights(saved.path));
   const auto state = models::SafetensorsFile(saved.path / kOptimiser).tensors();
   learner_.optimiser().load(state);
-  for (const auto device : {at::Device(at::kCPU), compute_.device}) {
-    const auto random = state.find("random." + device.str());
-    if (random == state.end()) continue;
-    auto generator = at::globalContext().defaultGenerator(device);
-    generator.set_state(random->second.clone());
-  }
+  restore_random(state, compute_.device);
   const auto progress = models::read_json(saved.path / kProgress);  // what we wrote: its checksum was right
   step_ = saved_step_ = progress.at("step").get<std::int64_t>();
   tokens_ = progress.at("tokens").get<std::int64_t>();
@@ -218,9 +212,7 @@ void Trainer::save_files(const fs::path& folder) const {
   models::write_tokenizer_config(folder, learner_.decoder().config());
   fault_point("save", step_);
   auto state = learner_.optimiser().state();
-  for (const auto device : {at::Device(at::kCPU), compute_.device}) {
-    state["random." + device.str()] = at::globalContext().defaultGenerator(device).get_state();
-  }
+  keep_random(state, compute_.device);
   models::write_safetensors(folder / kOptimiser, state);
   const Json progress{{"step", step_},
                       {"tokens", tokens_},
@@ -425,28 +417,6 @@ bool has_other_length(const Config& config) {
   });
 }
 
-/// Whether the folder was not there before.
-bool make_folder(const fs::path& run) {
-  std::error_code error;
-  const bool made = fs::create_directories(run, error);
-  if (error) throw std::runtime_error("cannot make the folder '" + run.string() + "': " + error.message() + ".");
-  return made;
-}
-
-/// Leaves no trace of a run that never began, and everything that was there before it; of one that did begin, a note of
-/// what went wrong. A full disk takes no notes, but the sentence still reaches the user.
-void note_failure(const Config& config, RunLock& lock, bool made_folder, const std::string& sentence) noexcept {
-  try {
-    if (is_run(config.output)) {
-      write_state(config.output, RunState::failed, config.steps, sentence);
-    } else {
-      lock.remove();
-      if (made_folder) fs::remove(config.output);
-    }
-  } catch (const std::exception&) {
-  }
-}
-
 /// torch's errors go on for many lines, and the first is the sentence. Where memory is short it says how much, not what
 /// to do.
 std::string sentence_of(const std::string& text) {
@@ -468,7 +438,7 @@ Outcome train(const Config& config, Start start) {
   RunLock lock(run);
   check_folder(config, start);
   const auto failed = [&](const std::string& sentence) {
-    note_failure(config, lock, made_folder, sentence);
+    note_failure(run, config.steps, lock, made_folder, sentence);
     return std::runtime_error(sentence);
   };
   try {
@@ -483,7 +453,7 @@ Outcome train(const Config& config, Start start) {
     write_state(run, outcome == Outcome::finished ? RunState::finished : RunState::stopped, config.steps);
     return outcome;
   } catch (const Diverged& error) {
-    note_failure(config, lock, made_folder, error.what());
+    note_failure(run, config.steps, lock, made_folder, error.what());
     throw;
   } catch (const c10::Error& error) {
     throw failed(sentence_of(error.what_without_backtrace()));

@@ -17,11 +17,12 @@ namespace fs = std::filesystem;
 
 bool is_recipe(const fs::path& path) { return path.string().ends_with(".train.json"); }
 
-/// The models of each folder of configs/.
+/// The language models of each folder of configs/.
 std::map<std::string, std::vector<fs::path>> models_by_size() {
   std::map<std::string, std::vector<fs::path>> models;
   for (const auto& entry : fs::recursive_directory_iterator(repository() / "configs")) {
     if (entry.path().extension() != ".json" || is_recipe(entry.path())) continue;
+    if (entry.path().parent_path().filename() == "vision") continue;
     models[entry.path().parent_path().filename()].push_back(entry.path());
   }
   return models;
