@@ -44,10 +44,12 @@ class Size:
     weight_decay: float = 0.05
     label_smoothing: float = 0.1
     augment: str = "flip,crop"
+    looks: int = 1  # at the test images, in an epoch
 
 
 SIZES = {
-    "small": Size("fashion", "fashion", 3, 128, 2e-3, {"dim": 16}, augment="flip"),  # for two cores and half an hour
+    # For two cores and half an hour.
+    "small": Size("fashion", "fashion", 1, 128, 2e-3, {"dim": 16}, augment="flip", looks=4),
     "fashion": Size("fashion", "fashion", 30, 256, 1e-3),
     "cifar": Size("cifar10", "cifar", 60, 512, 1e-3),
     "t": Size("imagenet", "t", 300, 1024, 5e-4),  # the paper's; its images are those of --data

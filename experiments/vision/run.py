@@ -21,7 +21,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -94,7 +93,10 @@ def command(run: Run, options: argparse.Namespace, folder: Path) -> list[str]:
     shutil.rmtree(folder, ignore_errors=True)  # one that was stopped before its first epoch
     file = folder.with_name(run.name + ".json")
     write_json(file, config(run.size, run.mixer, data_of(options)))
+    train = json.loads((data_of(options) / "about.json").read_text())["parts"]["train"]["images"]
+    every = max(1, train // (SIZES[run.size].batch * SIZES[run.size].looks))
     settings = recipe(run) | {"data": data_of(options).resolve(), "seed": run.seed, "device": options.device}
+    settings |= {"eval-every": every}
     words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     return [PROGRAM, "vision", "train", str(file), "--out", str(folder), *words]
 
@@ -171,7 +173,7 @@ class Sweep(Shared):
             with self.changed:
                 self.processes.add(process)
                 if self.stopping:
-                    process.send_signal(signal.SIGINT)
+                    process.terminate()
             code = process.wait()
         with self.changed:
             self.processes.discard(process)
@@ -198,7 +200,7 @@ class Sweep(Shared):
             self.stopping = True
             self.changed.notify_all()
             for process in self.processes:
-                process.send_signal(signal.SIGINT)
+                process.terminate()
 
 
 def is_finished(folder: Path, run: Run) -> bool:
