@@ -94,7 +94,7 @@ def command(run: Run, options: argparse.Namespace, folder: Path) -> list[str]:
     file = folder.with_name(run.name + ".json")
     write_json(file, config(run.size, run.mixer, data_of(options)))
     train = json.loads((data_of(options) / "about.json").read_text())["parts"]["train"]["images"]
-    every = max(1, train // (SIZES[run.size].batch * SIZES[run.size].looks))
+    every = -(-train // (SIZES[run.size].batch * SIZES[run.size].looks))
     settings = recipe(run) | {"data": data_of(options).resolve(), "seed": run.seed, "device": options.device}
     settings |= {"eval-every": every}
     words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
