@@ -1,19 +1,23 @@
 #include "models/vision_mixers.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/addcmul.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv1d.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
+#include <vector>
 
 #include "layers/functions.h"
 #include "layers/kinds.h"
-#include "layers/memory.h"
 #include "layers/mixers.h"
 
 namespace gka::models {
@@ -59,8 +63,7 @@ class Attention final : public WindowMixer {
 };
 
 /// MambaVision's: both halves of a projection go through a convolution that sees to either side; the first half through
-/// Mamba's selective scan, h ← e^{ΔA} h + Δ B x, y = C·h + D x, with a state for every channel; out of both. In the
-/// terms of the other memories every channel is a head whose value is one number, B its key and C its query.
+/// Mamba's selective scan, h ← e^{ΔA} h + Δ B x, y = C·h + D x, with a state for every channel; out of both.
 class MambaVision final : public WindowMixer {
  public:
   MambaVision(const MambaVisionConfig& config, std::int64_t width, const layers::Scope& scope)
@@ -84,10 +87,10 @@ class MambaVision final : public WindowMixer {
     out_ = matrix("out_proj", width, width, scope);
   }
 
-  at::Tensor forward(const at::Tensor& input, const layers::Sequences& sequences) const override {
+  at::Tensor forward(const at::Tensor& input, const layers::Sequences&) const override {
     const auto parts = layers::project(input, in_).transpose(1, 2).split(half_, 1);
     const auto x = convolved(parts[0], conv_x_), z = convolved(parts[1], conv_z_);  // [B, T, half]
-    return layers::project(at::cat({scanned(x, sequences), z}, -1), out_);
+    return layers::project(at::cat({scanned(x), z}, -1), out_);
   }
 
  private:
@@ -97,20 +100,24 @@ class MambaVision final : public WindowMixer {
     return at::silu(y).transpose(1, 2);
   }
 
-  at::Tensor scanned(const at::Tensor& x, const layers::Sequences& sequences) const {
+  at::Tensor scanned(const at::Tensor& x) const {
     const auto states = config_.state_size;
     const auto parts = layers::project(x, x_proj_).split_with_sizes({rank_, states, states}, -1);
     // The bias counts twice, in the projection and again before the softplus: so the published weights were trained.
     const auto dt = at::softplus(layers::accumulate(dt_proj_.forward(parts[0])) + layers::accumulate(dt_proj_.bias));
-    const auto a = layers::accumulate(a_log_).exp().neg();
-    const auto shared = [&](const at::Tensor& t) { return t.unsqueeze(2).expand({-1, -1, half_, -1}); };
-    layers::Call call(sequences, nullptr, /*want_state=*/false);
-    const auto y = layers::remember({.q = shared(parts[2]),
-                                     .k = shared(parts[1]),
-                                     .v = (dt.to(x.scalar_type()) * x).unsqueeze(-1),
-                                     .log_decay = dt.unsqueeze(-1) * a},
-                                    layers::MemoryRule::add, call);
-    return y.squeeze(-1) + x * skip_.to(x.scalar_type());
+    const auto decay = (dt.unsqueeze(-1) * layers::accumulate(a_log_).exp().neg()).exp();  // [B, T, half, states]
+    const auto write = (dt * layers::accumulate(x)).unsqueeze(-1) * layers::accumulate(parts[1]).unsqueeze(2);
+    const auto y = at::matmul(states_of(decay, write), layers::accumulate(parts[2]).unsqueeze(-1)).squeeze(-1);
+    return (y + layers::accumulate(x) * skip_).to(x.scalar_type());
+  }
+
+  /// h_t = decay_t h_{t−1} + write_t for all t. Token by token: a window has few, and with a state of its own for every
+  /// channel the matrix products of a chunked memory are four times as slow on a CPU.
+  static at::Tensor states_of(const at::Tensor& decay, const at::Tensor& write) {
+    const auto decays = decay.unbind(1), writes = write.unbind(1);
+    std::vector<at::Tensor> states{writes[0]};
+    for (std::size_t t = 1; t < writes.size(); ++t) states.push_back(at::addcmul(writes[t], decays[t], states.back()));
+    return at::stack(states, 1);
   }
 
   MambaVisionConfig config_;

@@ -361,16 +361,19 @@ Outcome train_vision(const VisionSettings& settings, const fs::path& run, Start 
   const bool made_folder = make_folder(run);
   RunLock lock(run);
   check_folder(settings, run, start);
-  std::int64_t steps = settings.steps.value_or(0);
+  std::int64_t steps = 0;
+  // A run that was asked for something it cannot do stands as it did.
+  bool noted = start == Start::fresh;
   const auto failed = [&](const std::string& text) {
     const auto sentence = text.substr(0, text.find('\n'));  // torch's errors go on for many lines
-    note_failure(run, steps, lock, made_folder, sentence);
+    if (noted) note_failure(run, steps, lock, made_folder, sentence);
     return std::runtime_error(sentence);
   };
   try {
     const StopSignals signals;
     VisionTrainer trainer(settings, run, start, signals);
     steps = trainer.steps();
+    noted = true;
     write_text(run / "train.json",
                write_fields([&](auto&& visit) { VisionSettings::fields(settings, visit); }).dump(2) + "\n");
     write_state(run, RunState::running, steps);
