@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch.nn import functional
 
 import gka
 
+PROGRAM = Path(sys.executable).parent / "gka"
 CONFIG = {
     "image_size": [20, 17],
     "channels": 1,
@@ -62,6 +66,23 @@ def images(count=3, size=(20, 17)):
 
 def test_there_is_a_case_for_every_mixer():
     assert list(MIXERS) == list(gka.vision.MIXERS)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_program_gives_the_same_logits(mixer, tmp_path):
+    """Two models written apart: in float32 both are as near to float64 as float32 is."""
+    model, pixels = make(mixer, torch.float32), images(5)
+    model.save(tmp_path / "model")
+    save_file({"images": pixels, "labels": torch.zeros(5, dtype=torch.long)}, tmp_path / "images.safetensors")
+    words = ["eval", tmp_path / "model", "--data", tmp_path / "images.safetensors", "--logits", tmp_path / "logits"]
+    done = subprocess.run([PROGRAM, "vision", *words, "--device", "cpu"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    got = load_file(tmp_path / "logits")["logits"].double()
+    with torch.no_grad():
+        exact, python = gka.vision.load(tmp_path / "model", dtype=torch.float64)(pixels), model(pixels).double()
+    assert (got - python).norm() < 1e-5 * exact.norm()
+    assert (got - exact).norm() < 1e-5 * exact.norm()
+    assert (exact - exact.mean(0)).norm() > 0.1 * exact.norm(), "images differ in their logits"
 
 
 def test_windows_are_read_in_raster_order_and_put_back():
