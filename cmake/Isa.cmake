@@ -31,7 +31,8 @@ function(gka_add_isa name)
   gka_own_code(${target})
   gka_kernel_flags(${target})
   target_compile_definitions(${target} PRIVATE GKA_ISA=${name})
-  target_compile_options(${target} PRIVATE ${GKA_ISA_FLAGS_${name}} -fno-gnu-unique)
+  target_compile_options(${target} PRIVATE ${GKA_ISA_FLAGS_${name}}
+                         $<$<CXX_COMPILER_ID:GNU>:-fno-gnu-unique>)
 
   if(NOT GKA_ISOLATE_ISA)
     set(GKA_ISA_OBJECTS $<TARGET_OBJECTS:${target}> PARENT_SCOPE)

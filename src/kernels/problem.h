@@ -24,7 +24,11 @@ struct BFloat16 {
   explicit operator double() const { return static_cast<float>(*this); }
 };
 
+#if defined(__aarch64__) && !defined(__clang__) && __GNUC__ < 13
+using Float16 = __fp16;  // g++ 12 knows it there by this name alone
+#else
 using Float16 = _Float16;
+#endif
 
 /// Calls body(T{}) with the C++ type of `dtype`.
 template <typename Body>

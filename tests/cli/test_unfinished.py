@@ -1,4 +1,4 @@
-"""What a command was writing when Ctrl-C came or the disk was full: nothing of it stays, and what was there before does."""
+"""What a command was writing when Ctrl-C came or the disk was full: nothing of it stays, what was there before does."""
 
 import os
 import re

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/problem.h"
+
 namespace gka::kernels::cuda {
 
-inline float half_to_float(std::uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
-inline std::uint16_t float_to_half(float value) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value)); }
+inline float half_to_float(std::uint16_t bits) { return static_cast<float>(std::bit_cast<Float16>(bits)); }
+inline std::uint16_t float_to_half(float value) { return std::bit_cast<std::uint16_t>(static_cast<Float16>(value)); }
 inline float bits_to_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 inline std::uint32_t float_to_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import small_models
 import torch
 from safetensors.torch import load_file
 
@@ -17,19 +18,7 @@ import gka
 
 PROGRAM = Path(sys.executable).parent / "gka"
 ALL = "-".join(gka.models.MIXERS)
-CONFIG = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "sliding_window": 5,
-    "initializer_range": 0.2,
-    "hybrid_override_pattern": ALL,
-    "mamba2_config": {"head_dim": 16, "state_size": 8, "n_groups": 2},
-    "eos_token_id": 60,
-}
+CONFIG = small_models.CONFIG | {"hybrid_override_pattern": ALL}
 #: Every kind, and of those with choices some away from their defaults.
 LAYERS = {
     **{token: {} for token in ALL.split("-")},

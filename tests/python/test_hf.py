@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import small_models
 import torch
 
 import gka
@@ -13,18 +14,7 @@ import gka
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; requirements.txt has it")
 import gka.hf  # noqa: E402  (it needs transformers)
 
-CONFIG = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "sliding_window": 5,
-    "initializer_range": 0.2,
-    "mamba2_config": {"head_dim": 16, "state_size": 8},
-    "eos_token_id": 60,
-}
+CONFIG = small_models.CONFIG | {"mamba2_config": {"head_dim": 16, "state_size": 8}}
 PATTERNS = ["*-GKA-SWA-GDN", "GKA-M2-RET", "MESA-*-LA-KDA"]
 
 

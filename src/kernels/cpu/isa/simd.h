@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #ifndef GKA_ISA
 #error "compile with -DGKA_ISA=portable|avx2|avx512"
@@ -48,17 +49,14 @@ inline Vec<T> broadcast(T x) {
   return x - Vec<T>{};
 }
 
-/// Integers as wide as T, which is what a comparison or a shuffle of Vec<T> works with.
+/// Integers as wide as T, which is what a comparison of Vec<T> gives.
 template <typename T>
 using Index = decltype(Vec<T>{} == Vec<T>{});
 
 /// Lanes 0 … of both inputs alternating, from their lower (kHalf = 0) or upper halves.
-template <typename T, int kHalf>
-inline Vec<T> interleave(Vec<T> a, Vec<T> b) {
-  Index<T> order{};
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes<T>; ++i) order[i] = kHalf * kLanes<T> / 2 + i / 2 + (i % 2) * kLanes<T>;
-  return __builtin_shuffle(a, b, order);
+template <typename T, int kHalf, int... kLane>
+inline Vec<T> interleave(Vec<T> a, Vec<T> b, std::integer_sequence<int, kLane...> /*every lane*/) {
+  return __builtin_shufflevector(a, b, (kHalf * kLanes<T> / 2 + kLane / 2 + kLane % 2 * kLanes<T>)...);
 }
 
 /// A square of kLanes × kLanes numbers, by interleaving rows half a square apart log₂(kLanes) times.
@@ -70,8 +68,9 @@ inline void transpose(Vec<T> (&rows)[kLanes<T>]) {
     Vec<T> next[n];
 #pragma GCC unroll 8
     for (int i = 0; i < n / 2; ++i) {
-      next[2 * i] = interleave<T, 0>(rows[i], rows[i + n / 2]);
-      next[2 * i + 1] = interleave<T, 1>(rows[i], rows[i + n / 2]);
+      const std::make_integer_sequence<int, n> every{};
+      next[2 * i] = interleave<T, 0>(rows[i], rows[i + n / 2], every);
+      next[2 * i + 1] = interleave<T, 1>(rows[i], rows[i + n / 2], every);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < n; ++i) rows[i] = next[i];
