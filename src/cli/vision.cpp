@@ -65,6 +65,7 @@ Json settings_of(const Arguments& arguments) {
     settings["model"] = to_json(config);
   }
   settings.update(changes);
+  if (changes.contains("data")) settings["data"] = std::filesystem::absolute(changes["data"].get<std::string>());
   if (!settings.contains("model"))
     throw std::runtime_error("train takes a model's configuration: gka vision train CONFIG.");
   if (!settings.contains("data")) throw std::runtime_error("train takes images to learn from: --data FOLDER.");

@@ -28,6 +28,7 @@
 #include "train/adamw.h"
 #include "train/checkpoint.h"
 #include "train/device.h"
+#include "train/fault.h"
 #include "train/progress.h"
 #include "train/random_state.h"
 #include "train/run.h"
@@ -188,6 +189,7 @@ void VisionTrainer::resume_from(const SavedStep& saved) {
 
 void VisionTrainer::save_files(const fs::path& folder) const {
   models::save_vision(model_, folder);
+  fault_point("save", step_);
   auto state = optimiser_.state();
   keep_random(state, compute_.device);
   models::write_safetensors(folder / kOptimiser, state);
@@ -220,6 +222,7 @@ VisionTrainer::Measured VisionTrainer::work_on(const ImageBatch& batch) try {
       model_.forward(layers::upload(batch.images, compute_.device), {.training = true, .dtype = compute_.activations});
   const auto loss = loss_of(logits, batch.labels, settings_.label_smoothing);
   loss.backward();
+  fault_point("step", step_);
   const auto length = optimiser_.step(schedule_(step_));
   return {loss.item<double>(), length.item<double>()};
 } catch (const models::LayerError& error) {
@@ -298,18 +301,20 @@ Outcome VisionTrainer::run() {
   return Outcome::finished;
 }
 
-/// A new run needs a folder without one; a run to be continued must be the same one, but may go on for longer.
+/// A new run needs a folder without one; a run to be continued must be the same one, but may go on for longer than it
+/// was to.
 void check_folder(const VisionSettings& settings, const fs::path& run, Start start) {
   if (start == Start::fresh) {
     if (!has_begun(run)) return;
     throw std::runtime_error("'" + run.string() + "' already holds a run; " + how_to_continue(run) +
                              " continues it, another --out starts one elsewhere.");
   }
+  // How long it goes on, and what changes nothing that is computed.
+  constexpr std::array<std::string_view, 5> kFree{"epochs", "steps", "eval_every", "checkpoint_every", "keep"};
   const auto before = read_vision_settings(run);
   const auto now = write_fields([&](auto&& visit) { VisionSettings::fields(settings, visit); });
   for (const auto& [key, value] : now.items()) {
-    const bool may_differ = key == "epochs" || key == "steps";
-    if (may_differ || (before.contains(key) && before[key] == value)) continue;
+    if (std::ranges::find(kFree, key) != kFree.end() || (before.contains(key) && before[key] == value)) continue;
     throw std::runtime_error("the run in '" + run.string() + "' has another " + key + " (" +
                              shown(before.value(key, Json())) + ") than this one (" + shown(value) +
                              "); resume it with its own, " + how_to_continue(run) + ".");

@@ -120,27 +120,35 @@ def test_logits_and_classes_say_the_same(learned, data):
     assert shown.startswith("image 5, labelled columns\n")
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(gka, data):
-    """Three epochs at once, and in three parts: with branches dropped and images changed by chance all the way."""
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(gka, data):
+    """Killed in a step and while saving: with branches dropped and images changed by chance all the way."""
     (gka.folder / "model.json").write_text(json.dumps(MODEL | {"drop_path": 0.3}))
-    settings = ["model.json", "--data", data, "--batch", 20, "--device", "cpu", "--eval-every", 4]
-    train(gka, *settings, "--out", "whole", "--steps", 10)
-    process = gka.start("vision", "train", *settings, "--out", "parts", "--steps", 10)
-    for _ in range(2):  # what it begins with, and the first look at the test images
-        process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=100)
-    if process.returncode != 0:  # else it was done already
-        assert process.returncode == 130, errors
-        assert "goes on from there" in errors
-        train(gka, "--out", "parts", "--resume")
+    settings = ["model.json", "--data", data, "--batch", 20, "--device", "cpu", "--steps", 10, "--checkpoint-every", 4]
+    train(gka, *settings, "--out", "whole")
+    for fault, resume in [("step@6", []), ("save@8", ["--resume"])]:
+        killed = gka.call("vision", "train", *settings, "--out", "parts", *resume, GKA_TEST_FAULT=fault)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert gka.checkpoints("parts")[-1] == "step-000000004"
+    train(gka, "--out", "parts", "--resume")
     assert gka.weights("whole") == gka.weights("parts")
     assert [line["loss"] for line in gka.metrics("whole")] == [line["loss"] for line in gka.metrics("parts")]
 
 
+def test_ctrl_c_saves_and_says_how_to_go_on(gka, data):
+    process = gka.start("vision", "train", "model.json", "--data", data, "--out", "run", "--steps", 10**6, *RUN)
+    for _ in range(2):  # what it begins with, and the first look at the test images
+        process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 130, errors
+    assert "`gka vision train --out run --resume` goes on from there" in errors
+    last = gka.metrics("run")[-1]["step"]
+    assert gka.checkpoints("run")[-1] == f"step-{last:09}"
+
+
 def test_a_run_may_go_on_for_longer_and_with_nothing_else_changed(gka, data):
     train(gka, "model.json", "--data", data, "--out", "run", "--steps", 2, "--batch", 8, *RUN)
-    train(gka, "--out", "run", "--resume", "--steps", 3)
+    train(gka, "--out", "run", "--resume", "--steps", 3, "--keep", 1)
     assert [line["step"] for line in gka.metrics("run")] == [1, 2, 3]
     assert "has another learning_rate" in told(gka.call("vision", "train", "--out", "run", "--resume", "--lr", 0.1))
     assert "already holds a run" in told(gka.call("vision", "train", "model.json", "--data", data, "--out", "run"))
