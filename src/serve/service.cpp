@@ -593,7 +593,7 @@ class Service::Core {
     const auto found = body.find("keep_tokens");
     if (found == body.end() || found->is_null()) return std::nullopt;
     std::int64_t count = -1;
-    if (found->is_boolean() || !json::read(*found, count) || count < 0) {
+    if (!json::read(*found, count) || count < 0) {
       throw bad_request("'keep_tokens' takes a whole number of 0 or more, and is " + dumped(*found).substr(0, 60),
                         "keep_tokens");
     }

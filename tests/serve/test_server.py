@@ -114,6 +114,23 @@ def test_the_other_endpoints(client, server):
     assert "https://" not in page
 
 
+def test_every_answer_in_json_is_described(server):
+    described = server.get("/openapi.json")
+    schemas = described["components"]["schemas"]
+    bare = []
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            answer = operation["responses"]["200"]["content"].get("application/json")
+            if answer is None:
+                continue
+            name = answer.get("schema", {}).get("$ref", "").removeprefix("#/components/schemas/")
+            if name not in schemas:
+                bare.append(f"{method} {path}")
+    assert bare == ["get /openapi.json"]
+    made = server.post("/v1/memories", {"input": "described"})
+    assert sorted(made) == sorted(schemas["Memory"]["properties"])
+
+
 # --- answers
 
 
