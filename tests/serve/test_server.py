@@ -476,6 +476,7 @@ def test_a_wrong_conversation_is_named(server, body, param):
         ("/tokenize", {"prompt": "x", "promt": "y"}, "promt"),
         ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
         ("/apply-template", {"messages": [{"role": "user", "content": "x"}], "tools": [[]]}, "tools"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools"),
         ("/v1/memories", {"messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools"),
         ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "parse_special": "no"}, "parse_special"),
         ("/tokenize", {"prompt": None}, "prompt"),
