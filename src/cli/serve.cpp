@@ -17,7 +17,9 @@
 #include "cli/progress.h"
 #include "data/model_tokenizer.h"
 #include "infer/engine.h"
+#include "models/checkpoint.h"
 #include "models/dtypes.h"
+#include "models/vision_config.h"
 #include "serve/service.h"
 
 namespace gka::cli {
@@ -48,6 +50,10 @@ data::Tokenizer tokenizer_of(const Arguments& arguments, const std::filesystem::
   }
   if (std::filesystem::exists(folder / "tokenizer.json") || std::filesystem::exists(folder / "vocab.json")) {
     return data::Tokenizer::load(folder.string());
+  }
+  const auto config = folder / "config.json";
+  if (std::filesystem::exists(config) && models::is_vision(models::read_json(config))) {
+    (void)models::load_config(folder);  // has the sentence for it
   }
   throw std::runtime_error("the model " + folder.string() +
                            " has no tokenizer.json; name one with --tokenizer ('bytes' for a model of bytes)");

@@ -159,6 +159,7 @@ def test_a_run_may_go_on_for_longer_and_with_nothing_else_changed(gka, data):
 def test_commands_say_what_they_were_given_instead(learned, gka, data):
     run = learned.folder / "run"
     assert "a model for images" in told(gka.call("generate", run, "--prompt", "x"))
+    assert "a model for images" in told(gka.call("serve", run))
     assert "a model for images" in told(gka.call("train", run, "--resume"))
     assert "a model for images" in told(gka.call("train", "model.json"))
     text = {"model_type": "qwen3", "hidden_size": 8}
