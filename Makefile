@@ -10,7 +10,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export GKA_BUILD_DIR := build/cpu
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build wheel test demo serve bench asan fuzz format lint clean
+.PHONY: help setup build wheel test test-setup demo serve bench asan fuzz format lint clean
 
 define check_under_sanitizers
 	@$(STAGE) "Sanitizers: build" scripts/build.sh asan
@@ -31,7 +31,7 @@ build: setup ## Build everything and install the Python package into .venv (the 
 wheel: setup ## Build a wheel into dist/, which installs in seconds; CUDA=ON: with the kernels for NVIDIA cards
 	@$(STAGE) "Wheel" scripts/wheel.sh $(if $(filter ON on 1,$(CUDA)),cuda,cpu)
 
-test: build lint ## Run every check there is: formatting, C++ tests, sanitizers, Python tests, examples
+test: build lint test-setup ## Run every check there is: formatting, C++ tests, sanitizers, Python tests, examples
 	@$(STAGE) "C++ tests" ctest --preset cpu --parallel $(JOBS) --progress
 	$(check_under_sanitizers)
 	@$(STAGE) "CUDA kernels: compile" scripts/check_cuda.sh
@@ -59,6 +59,9 @@ fuzz: setup ## Fuzz everything that reads files for MINUTES=n
 
 format: setup ## Format every source file
 	@$(STAGE) "Format" scripts/format.sh
+
+test-setup: setup
+	@$(STAGE) "Set up: a browser and other people's tools, for tests" scripts/setup.sh --for-tests
 
 lint: setup ## Check formatting and lint
 	@$(STAGE) "Formatting and lint" scripts/format.sh --check

@@ -1,6 +1,6 @@
 """lm-evaluation-harness through `gka serve`, on a task of its own: the same numbers as `gka score`, to the last digit.
 
-The harness is not among the repository's requirements; where it is not installed there is nothing to test.
+requirements-test.txt has the harness; where it could not be installed there is nothing to test.
 """
 
 import json
