@@ -16,7 +16,7 @@ double key_scale(std::int64_t key_dim) { return 1.0 / std::sqrt(static_cast<doub
 
 /// β = sigmoid(projection), twice that where the memory may also flip sign along k.
 at::Tensor write_strength(const at::Tensor& x, const at::Tensor& weight, bool allow_neg_eigval) {
-  const auto beta = sigmoid_gate(project(x, weight));
+  const auto beta = sigmoid_gate(project(x, weight), {}, weight);
   return allow_neg_eigval ? beta * 2 : beta;
 }
 

@@ -1,5 +1,6 @@
 #include "layers/functions.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/arange.h>
@@ -11,7 +12,9 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <stdexcept>
 #include <tuple>
 
@@ -107,54 +110,54 @@ at::Tensor repeat_heads(const at::Tensor& x, std::int64_t heads) {
 
 namespace {
 
-/// Whether each number is worth a loop of our own: torch takes some of a tensor by vectors and the rest one by one,
-/// with other last bits, and which they are depends on how many rows there are. Not where parameters learn: a model in
+/// Whether a number's bits are to be its own: torch takes some of a tensor by vectors and the rest one by one, with
+/// other last bits, and which they are depends on how many rows there are. Not where parameters learn: a model in
 /// training has the same bits with and without gradients.
-bool by_number(const at::Tensor& projected, const at::Tensor& parameter) {
-  constexpr std::int64_t kMostHeads = 256;
-  if (!parameter.defined() || parameter.dim() != 1 || parameter.requires_grad()) return false;
-  return projected.is_cpu() && projected.scalar_type() == at::kFloat && projected.size(-1) <= kMostHeads &&
-         !at::GradMode::is_enabled();
+bool by_number(const at::Tensor& x, std::initializer_list<at::Tensor> parameters) {
+  const auto learns = [](const at::Tensor& parameter) { return parameter.defined() && parameter.requires_grad(); };
+  return x.is_cpu() && x.scalar_type() == at::kFloat && !at::GradMode::is_enabled() && !at::isTensorSubclassLike(x) &&
+         !std::ranges::any_of(parameters, learns);
 }
 
-/// of(number, its column) for every number.
+/// Where there are so few numbers in a row, a loop costs less than torch's operators. Of those exp and log1p have the
+/// same bits for a number wherever it stands.
+bool is_narrow(const at::Tensor& x) { return x.size(-1) <= 256; }
+
 template <typename Of>
-at::Tensor each_number(const at::Tensor& projected, const Of& of) {
-  const auto rows = projected.contiguous();
+at::Tensor each_number(const at::Tensor& x, const Of& of) {
+  const auto rows = x.contiguous();
   const at::Tensor result = at::empty_like(rows);
   const auto* from = rows.const_data_ptr<float>();
-  auto* to = result.mutable_data_ptr<float>();
-  for (std::int64_t i = 0, width = rows.size(-1); i < rows.numel(); ++i) to[i] = of(from[i], i % width);
+  std::transform(from, from + rows.numel(), result.mutable_data_ptr<float>(), of);
   return result;
 }
 
-at::Tensor floats(const at::Tensor& x) { return x.to(at::kFloat).contiguous(); }
-
 }  // namespace
 
-at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const at::Tensor& dt_bias) {
-  if (by_number(projected, a_log) && by_number(projected, dt_bias)) {
-    const auto rates = floats(a_log), biases = floats(dt_bias);
-    const auto *rate = rates.const_data_ptr<float>(), *bias = biases.const_data_ptr<float>();
-    return each_number(projected, [&](float x, std::int64_t i) {
-      const float z = x + bias[i];
-      return -std::exp(rate[i]) * (z > 20 ? z : std::log1p(std::exp(z)));
-    });
-  }
+at::Tensor softplus_gate(const at::Tensor& projected, const at::Tensor& bias) {
   const auto wide = accumulate(projected);
-  const auto type = wide.scalar_type();
-  return -a_log.to(type).exp() * at::softplus(wide + dt_bias.to(type));
+  const auto z = wide + bias.to(wide.scalar_type());
+  if (!by_number(projected, {bias})) return at::softplus(z);
+  if (!is_narrow(z)) return z.abs().neg_().exp_().log1p_().add_(z.clamp_min(0));
+  return each_number(z, [](float x) { return x > 20 ? x : std::log1p(std::exp(x)); });
 }
 
-at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias) {
-  if (by_number(projected, bias)) {
-    const auto biases = bias.defined() ? floats(bias) : at::Tensor();
-    const auto* more = bias.defined() ? biases.const_data_ptr<float>() : nullptr;
-    return each_number(
-        projected, [&](float x, std::int64_t i) { return 1 / (1 + std::exp(-(more != nullptr ? x + more[i] : x))); });
-  }
+at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const at::Tensor& dt_bias) {
+  const auto delta = softplus_gate(projected, dt_bias);
+  return -a_log.to(delta.scalar_type()).exp() * delta;
+}
+
+at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias, const at::Tensor& weight) {
   const auto wide = accumulate(projected);
-  return at::sigmoid(bias.defined() ? wide + bias.to(wide.scalar_type()) : wide);
+  const auto z = bias.defined() ? wide + bias.to(wide.scalar_type()) : wide;
+  const bool fixed = (bias.defined() || weight.defined()) && by_number(projected, {bias, weight});
+  if (!fixed) return at::sigmoid(z);
+  if (!is_narrow(z)) return z.neg().exp_().add_(1).reciprocal_();
+  return each_number(z, [](float x) { return 1 / (1 + std::exp(-x)); });
+}
+
+at::Tensor silu(const at::Tensor& x, const at::Tensor& weight) {
+  return by_number(x, {weight}) ? x.neg().exp_().add_(1).reciprocal_().mul_(x) : at::silu(x);
 }
 
 at::Tensor wide_gate(const std::function<at::Tensor(const at::Tensor&)>& gate, const at::Tensor& projected,
@@ -223,7 +226,7 @@ at::Tensor SwiGlu::forward(const at::Tensor& x) const {
   if (fused && !at::GradMode::is_enabled()) {
     return project(ops::swiglu(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.sizes()), down_);
   }
-  return project(at::silu(gate) * up, down_);
+  return project(silu(gate, gate_) * up, down_);
 }
 
 }  // namespace gka::layers

@@ -68,11 +68,19 @@ at::Tensor rotate(const at::Tensor& x, const Rotation& by);
 /// Consecutive copies of each head until there are `heads`: [..., H, D] to [..., heads, D].
 at::Tensor repeat_heads(const at::Tensor& x, std::int64_t heads);
 
+// On a CPU a row of these has the same bits whatever rows stand beside it, unless the parameters they are given learn:
+// bias, A_log, or the weight of the projection.
+
+/// softplus(projected + bias), at least float32.
+at::Tensor softplus_gate(const at::Tensor& projected, const at::Tensor& bias);
+
 /// −exp(A_log) · softplus(projected + dt_bias), at least float32.
 at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const at::Tensor& dt_bias);
 
 /// sigmoid(projected + bias), at least float32.
-at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias = {});
+at::Tensor sigmoid_gate(const at::Tensor& projected, const at::Tensor& bias = {}, const at::Tensor& weight = {});
+
+at::Tensor silu(const at::Tensor& x, const at::Tensor& weight);
 
 /// gate(projected) for a gate with a number for each channel, which reads no tensors with a gradient but `parameters`
 /// besides. On a GPU what it computes on the way, in float32, is computed again in the backward pass.

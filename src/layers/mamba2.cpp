@@ -1,8 +1,6 @@
 // Mamba2: S ← e^{ΔA} S + Δ B xᵀ, y = Cᵀ S + D x. In the terms of the other memories B is the key, C the query, x the
 // value, Δ the write weight. The norm comes after the gate, over all heads of a group at once.
 #include <ATen/ops/arange.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/softplus.h>
 
 #include <vector>
 
@@ -78,13 +76,11 @@ class Mamba2 final : public Mixer {
     const auto parts = projected.split_with_sizes({inner_, inner_ + 2 * states, heads_}, -1);
     const auto mixed = conv_.forward(parts[1], call).split_with_sizes({inner_, states, states}, -1);
     const auto v = mixed[0].unflatten(-1, {heads_, config_.head_dim});
-    const auto steps = accumulate(parts[2]);
-    const auto type = steps.scalar_type();
-    const auto delta = at::softplus(steps + decay_.dt_bias.to(type));
+    const auto delta = softplus_gate(parts[2], decay_.dt_bias);
     const auto y = remember({.q = per_head(mixed[2]),
                              .k = per_head(mixed[1]),
                              .v = v,
-                             .log_decay = -decay_.a_log.to(type).exp() * delta,
+                             .log_decay = -decay_.a_log.to(delta.scalar_type()).exp() * delta,
                              .beta = delta},
                             MemoryRule::add, call);
     return gated_norm(y, v, parts[0]);
@@ -109,7 +105,7 @@ class Mamba2 final : public Mixer {
 
   at::Tensor gate_skipped(const at::Tensor& y, const at::Tensor& v, const at::Tensor& z) const {
     const auto skipped = accumulate(y) + accumulate(v) * skip_.to(accumulation_type(v)).unsqueeze(-1);
-    return (skipped.flatten(-2) * at::silu(accumulate(z))).to(y.scalar_type());
+    return (skipped.flatten(-2) * silu(accumulate(z), skip_)).to(y.scalar_type());
   }
 
   Mamba2Config config_;

@@ -197,26 +197,6 @@ std::pair<at::Tensor, at::Tensor> walk(const Chunks& c, const ChunkPlan& plan, s
   return {answers, at::cat(finished)};
 }
 
-at::Tensor in_chunks(const MemoryInputs& in, MemoryRule rule, Call& call) {
-  const auto& plan = call.sequences().chunks(chunk_size(call.sequences()));
-  const auto heads = in.q.size(2), key_dim = in.q.size(3), value_dim = in.v.size(3);
-  at::Tensor state = call.take();
-  if (!state.defined()) {
-    const auto options = in.q.options().dtype(accumulation_type(in.q));
-    state = at::zeros({call.sequences().count(), heads, key_dim, value_dim}, options);
-  }
-  if (plan.chunks == 0) {
-    call.give(state);
-    return at::zeros_like(in.v);
-  }
-  if (plan.order.defined()) state = state.index_select(0, plan.order);
-  auto [answers, last] = walk(prepare(in, rule, plan), plan, heads, state.flatten(0, 1));
-  last = last.unflatten(0, {-1, heads});
-  if (plan.inverse.defined()) last = last.index_select(0, plan.inverse);
-  call.give(last);
-  return from_chunks(answers, plan, in.v.sizes()).to(in.q.scalar_type());
-}
-
 at::Tensor one_token(const MemoryInputs& in, MemoryRule rule, Call& call) {
   const at::Tensor pool = call.take();
   const ops::RecurrenceStep step{.q = in.q,
@@ -245,7 +225,7 @@ at::Tensor one_token(const MemoryInputs& in, MemoryRule rule, Call& call) {
   return at::matmul(q, state).squeeze(-2).to(in.q.scalar_type());
 }
 
-// ---- By a GPU's own kernels
+// ---- By kernels
 
 ops::Recurrence recurrence_of(const MemoryInputs& in, MemoryRule rule, const Call& call) {
   return {.q = in.q,
@@ -282,14 +262,43 @@ at::Tensor by_operator(const MemoryInputs& in, Call& call) {
   return result.o;
 }
 
+/// On a CPU, which of two sets of kernels has it: heads with more key channels are sooner done in chunks by the
+/// operator.
+bool is_for_operator(const MemoryInputs& in, MemoryRule rule, ops::RecurrencePath path) {
+  constexpr std::int64_t kFewKeys = 32;
+  const bool few = path == ops::RecurrencePath::cpu && in.q.size(-1) <= kFewKeys;
+  const bool either = path == ops::RecurrencePath::none || path == ops::RecurrencePath::cpu;
+  return either && !few && has_operator(in, rule);
+}
+
 }  // namespace
+
+at::Tensor remember_in_chunks(const MemoryInputs& in, MemoryRule rule, Call& call) {
+  const auto& plan = call.sequences().chunks(chunk_size(call.sequences()));
+  const auto heads = in.q.size(2), key_dim = in.q.size(3), value_dim = in.v.size(3);
+  at::Tensor state = call.take();
+  if (!state.defined()) {
+    const auto options = in.q.options().dtype(accumulation_type(in.q));
+    state = at::zeros({call.sequences().count(), heads, key_dim, value_dim}, options);
+  }
+  if (plan.chunks == 0) {
+    call.give(state);
+    return at::zeros_like(in.v);
+  }
+  if (plan.order.defined()) state = state.index_select(0, plan.order);
+  auto [answers, last] = walk(prepare(in, rule, plan), plan, heads, state.flatten(0, 1));
+  last = last.unflatten(0, {-1, heads});
+  if (plan.inverse.defined()) last = last.index_select(0, plan.inverse);
+  call.give(last);
+  return from_chunks(answers, plan, in.v.sizes()).to(in.q.scalar_type());
+}
 
 at::Tensor remember(const MemoryInputs& in, MemoryRule rule, Call& call) {
   if (call.is_step()) return one_token(in, rule, call);
   const auto recurrence = recurrence_of(in, rule, call);
   const auto path = ops::recurrence_path(recurrence, call.sequences().longest());
-  if (path != ops::RecurrencePath::none) return by_recurrence(recurrence, path, call);
-  return has_operator(in, rule) ? by_operator(in, call) : in_chunks(in, rule, call);
+  if (is_for_operator(in, rule, path)) return by_operator(in, call);
+  return path != ops::RecurrencePath::none ? by_recurrence(recurrence, path, call) : remember_in_chunks(in, rule, call);
 }
 
 double memory_flops(std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim, MemoryRule rule) {

@@ -1,13 +1,14 @@
-// The recurrences of the rivals, in chunks for whole sequences and token by token for a step.
+// The recurrences of the rivals, for whole sequences and token by token for a step; by kernels (ops/recurrence.h) where
+// there are some for the call.
 //
 //   add      S ← diag(γ) S + β k vᵀ                              linear attention, RetNet, Mamba2, GLA
 //   delta    S ← (I − β k kᵀ) diag(γ) S + β k vᵀ                 DeltaNet, Gated DeltaNet, Kimi Delta Attention
 //            o = scale · Sᵀ q
 //
-// with γ = exp(log_decay) one number per head or per key channel. In chunks both are matrix products with a short loop
-// over the chunks' states; the delta rule first replaces the values of a chunk by what is left of them once the memory
-// has answered (a triangular system). Decays enter only as exp of sums of log_decay over the tokens between, never as a
-// quotient, so strong decay underflows to 0 and nothing overflows.
+// with γ = exp(log_decay) one number per head or per key channel. By torch's operations, in chunks, both are matrix
+// products with a short loop over the chunks' states; the delta rule first replaces the values of a chunk by what is
+// left of them once the memory has answered (a triangular system). Decays enter only as exp of sums of log_decay over
+// the tokens between, never as a quotient, so strong decay underflows to 0 and nothing overflows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +31,8 @@ struct MemoryInputs {
 
 /// o [B,T,H,V] (or [B,H,V]) in the type of q. Takes one tensor of the state, S [slots,H,K,V].
 at::Tensor remember(const MemoryInputs& in, MemoryRule rule, Call& call);
+/// The same for whole sequences by torch's operations: what no kernels take, and what is traced.
+at::Tensor remember_in_chunks(const MemoryInputs& in, MemoryRule rule, Call& call);
 
 /// FLOP per token, forward and backward: a write and an answer; the delta rule asks the memory before it writes as
 /// well.

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/einsum.h>
-#include <ATen/ops/silu.h>
 
 #include <algorithm>
 #include <cmath>
@@ -233,7 +232,7 @@ at::Tensor HeadExpansion::forward(const at::Tensor& x) const {
   const auto repeated =
       mixture_.defined() ? at::einsum("eh,...hd->...ed", {mixture_.to(x.scalar_type()), x}) : repeat_heads(x, to_);
   if (copies()) return repeated;
-  return repeated + project(at::silu(project(x.flatten(-2), down_)), up_).unflatten(-1, {to_, x.size(-1)});
+  return repeated + project(silu(project(x.flatten(-2), down_), down_), up_).unflatten(-1, {to_, x.size(-1)});
 }
 
 HeadOutput::HeadOutput(const Options& options, const MixerConfig& config, const Scope& scope) : options_(options) {

@@ -195,16 +195,20 @@ std::string differentiable_name(const c10::OperatorHandle& op) {
 
 }  // namespace
 
+void forbid_second_derivative(const std::string& name, const variable_list& inputs, const variable_list& results) {
+  const auto message = name + ": it can be differentiated once, and this asks for a second derivative";
+  const auto node = error_node(message, torch::autograd::collect_next_edges(inputs));
+  for (const auto& result : results) {
+    if (result.defined()) torch::autograd::set_history(result, node);
+  }
+}
+
 void differentiable_once(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!any_requires_grad(op, *stack)) return ignore_gradient(op, stack);
   const auto inputs = tensors_of(torch::jit::last(*stack, op.schema().arguments().size()));
   ignore_gradient(op, stack);
-  const auto message =
-      differentiable_name(op) + ": it can be differentiated once, and this asks for a second derivative";
-  const auto node = error_node(message, torch::autograd::collect_next_edges(inputs));
-  for (const auto& result : tensors_of(torch::jit::last(*stack, op.schema().returns().size()))) {
-    torch::autograd::set_history(result, node);
-  }
+  forbid_second_derivative(differentiable_name(op), inputs,
+                           tensors_of(torch::jit::last(*stack, op.schema().returns().size())));
 }
 
 void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {

@@ -3,6 +3,9 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <string>
 
 #include "gka/kernels.h"
 
@@ -16,7 +19,11 @@ void differentiate_part(const c10::OperatorHandle& op, torch::jit::Stack* stack)
 /// torch's autograd functions then refuse).
 bool wants_gradient(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-/// For gated_kalmanet_backward: its results can be used, but not differentiated once more.
+/// The results of a gradient of `name`, made of these inputs, can be used, but not differentiated once more: that is
+/// refused where it is asked for.
+void forbid_second_derivative(const std::string& name, const torch::autograd::variable_list& inputs,
+                              const torch::autograd::variable_list& results);
+/// The same for gated_kalmanet_backward and its like.
 void differentiable_once(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 /// For gated_kalmanet_step and gated_kalmanet_forward: refuses inputs that require a gradient.
 void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -7,10 +7,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "ops/autograd.h"
 #include "ops/checks.h"
 #include "ops/recurrence_paths.h"
 
@@ -26,6 +29,7 @@ constexpr std::int64_t kShort = 1024;
 const RecurrenceKernels& kernels_of(RecurrencePath path) {
   switch (path) {
     case RecurrencePath::none: break;
+    case RecurrencePath::cpu: return kCpuRecurrence;
     case RecurrencePath::tokens: return kTokenRecurrence;
     case RecurrencePath::chunks: return kChunkedRecurrence;
   }
@@ -84,6 +88,12 @@ struct Recur : torch::autograd::Function<Recur> {
     const bool through_final = slopes.size() > 1 && slopes[1].defined();
     const auto d = kernels_of(path).backward(call, {saved.begin() + kInputs, saved.end()}, d_o,
                                              through_final ? slopes[1].contiguous() : at::Tensor());
+    if (at::GradMode::is_enabled()) {
+      variable_list inputs = saved;
+      inputs.insert(inputs.end(), slopes.begin(), slopes.end());
+      std::erase_if(inputs, [](const at::Tensor& x) { return !x.defined(); });
+      forbid_second_derivative("memory", inputs, {d.q, d.k, d.v, d.log_decay, d.beta, d.initial});
+    }
     return {d.q, d.k, d.v, d.log_decay, d.beta, d.initial, {}, {}, {}, {}, {}, {}};
   }
 };
@@ -114,19 +124,26 @@ void check_shapes(const Recurrence& r) {
   check_shape("initial_state", r.initial, {sequences, of_token[2], r.q.size(3), r.v.size(3)});
 }
 
-bool needs_gradient(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
+bool any_needs_gradient(std::initializer_list<at::Tensor> inputs) {
+  return at::GradMode::is_enabled() &&
+         std::ranges::any_of(inputs, [](const at::Tensor& x) { return x.defined() && x.requires_grad(); });
+}
 
 }  // namespace
 
+bool needs_gradient(const RecurrenceStep& s) {
+  return any_needs_gradient({s.q, s.k, s.v, s.log_decay, s.beta, s.pool});
+}
+
 RecurrencePath recurrence_path(const Recurrence& r, std::int64_t longest) {
+  if (kCpuRecurrence.takes(r)) return RecurrencePath::cpu;
   if (kChunkedRecurrence.takes(r)) return RecurrencePath::chunks;
   return longest <= kShort && kTokenRecurrence.takes(r) ? RecurrencePath::tokens : RecurrencePath::none;
 }
 
 RecurrenceResult recurrence(const Recurrence& r, RecurrencePath path, bool want_final) {
   const auto p = kernels_of(path).prepare(r);
-  const auto inputs = {p.q, p.k, p.v, p.log_decay, p.beta, p.initial};
-  const bool train = at::GradMode::is_enabled() && std::ranges::any_of(inputs, needs_gradient);
+  const bool train = any_needs_gradient({p.q, p.k, p.v, p.log_decay, p.beta, p.initial});
   const auto results = Recur::apply(p.q, p.k, p.v, maybe(p.log_decay), maybe(p.beta), maybe(p.initial), maybe(p.bounds),
                                     p.delta, p.scale, static_cast<std::int64_t>(path), train, want_final);
   return {.o = results[0].to(r.v.scalar_type()), .final = want_final ? results[1] : at::Tensor()};

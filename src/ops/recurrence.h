@@ -1,8 +1,9 @@
-// The memories of layers/memory.h on a GPU, with their gradients:
+// The memories of layers/memory.h by kernels, with their gradients:
 //
 //   S ← diag(γ) S + k uᵀ,   u = β (v − Sᵀ diag(γ) k) with the delta rule, else β v,   o = scale · Sᵀ q
 //
-// by two sets of kernels: token by token in float32, for short sequences, and in chunks on tensor cores.
+// by three sets of them: token by token on a CPU; on a GPU token by token in float32, for short sequences, and in
+// chunks on tensor cores.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,9 +25,9 @@ struct Recurrence {
   double scale = 1;
 };
 
-/// Which kernels compute it. `tokens` takes any floating type but float64 and widens it; `chunks` takes bfloat16 q, k
-/// and v.
-enum class RecurrencePath : std::uint8_t { none, tokens, chunks };
+/// Which kernels compute it. `cpu` takes any floating type, `tokens` any but float64; both widen it. `chunks` takes
+/// bfloat16 q, k and v.
+enum class RecurrencePath : std::uint8_t { none, cpu, tokens, chunks };
 
 /// The one to take, for sequences of which the longest has so many tokens; none: there is no kernel for it, or there
 /// are better ways. The initial state does not count.

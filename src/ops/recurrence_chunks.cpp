@@ -52,7 +52,6 @@ MemoryRows rows(const at::Tensor& x) {
 
 ChunkedMemory call_of(const Recurrence& r) {
   auto call = sizes_of<ChunkedMemory>(r);
-  call.per_channel = is_per_channel(r);
   call.q = rows(r.q);
   call.k = rows(r.k);
   call.v = rows(r.v);
@@ -132,12 +131,16 @@ const RecurrenceKernels kChunkedRecurrence{
     .takes = takes, .prepare = prepare, .forward = forward, .backward = backward};
 
 bool has_recurrence_step(const RecurrenceStep& s) {
+  if (needs_gradient(s)) return false;
   const auto type = s.q.scalar_type();
-  return kHasCuda && s.q.is_cuda() && type != at::kDouble && s.k.scalar_type() == type && s.v.scalar_type() == type &&
-         s.q.size(-1) <= kernels::cuda::MemoryStep::kMaxKeys && s.v.size(-1) % 4 == 0 && s.pool.is_contiguous();
+  const bool on_gpu = kHasCuda && s.q.is_cuda() && type != at::kDouble && s.k.scalar_type() == type &&
+                      s.v.scalar_type() == type && s.q.size(-1) <= kernels::cuda::MemoryStep::kMaxKeys &&
+                      s.v.size(-1) % 4 == 0 && s.pool.is_contiguous();
+  return on_gpu || has_cpu_step(s);
 }
 
 at::Tensor recurrence_step(const RecurrenceStep& s) {
+  if (s.q.is_cpu()) return cpu_step(s);
   const auto q = s.q.contiguous(), k = s.k.contiguous(), v = s.v.contiguous();
   const auto gate = [](const at::Tensor& x) { return x.defined() ? x.to(at::kFloat).contiguous() : x; };
   const auto log_decay = gate(s.log_decay), beta = gate(s.beta);

@@ -1,4 +1,4 @@
-// The two sets of kernels behind ops/recurrence.h, below autograd. Tensors are as `prepare` leaves them.
+// The sets of kernels behind ops/recurrence.h, below autograd. Tensors are as `prepare` leaves them.
 #pragma once
 
 #include <vector>
@@ -26,17 +26,31 @@ struct RecurrenceKernels {
                                   const at::Tensor& d_final);
 };
 
+extern const RecurrenceKernels kCpuRecurrence;      // recurrence_cpu.cpp
 extern const RecurrenceKernels kTokenRecurrence;    // recurrence_tokens.cpp
 extern const RecurrenceKernels kChunkedRecurrence;  // recurrence_chunks.cpp
 
-// Pointers of tensors that may be undefined.
-inline const float* numbers(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
-}
-inline float* room(const at::Tensor& tensor) { return tensor.defined() ? tensor.data_ptr<float>() : nullptr; }
+/// Steps have no gradient: where one is needed, torch's operations take the token.
+bool needs_gradient(const RecurrenceStep& step);
 
-/// The sizes that both sets of kernels name alike.
-template <typename Call>
+/// One token, on a CPU; where a GPU has the tensors recurrence_chunks.cpp does it.
+bool has_cpu_step(const RecurrenceStep& step);
+at::Tensor cpu_step(const RecurrenceStep& step);
+
+// Pointers of tensors that may be undefined.
+template <typename T = float>
+const T* numbers(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
+}
+template <typename T = float>
+T* room(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.data_ptr<T>() : nullptr;
+}
+
+inline bool is_per_channel(const Recurrence& r) { return r.log_decay.defined() && r.log_decay.dim() == r.q.dim(); }
+
+/// What all sets of kernels name alike: the sizes, the gates and the first state, of type T.
+template <typename Call, typename T = float>
 Call sizes_of(const Recurrence& r) {
   const bool packed = r.bounds.defined();
   Call call;
@@ -48,13 +62,12 @@ Call sizes_of(const Recurrence& r) {
   call.tokens = r.q.size(0) * r.q.size(1);
   call.bounds = packed ? r.bounds.const_data_ptr<std::int64_t>() : nullptr;
   call.delta = r.delta;
-  call.scale = static_cast<float>(r.scale);
-  call.log_decay = numbers(r.log_decay);
-  call.beta = numbers(r.beta);
-  call.initial = numbers(r.initial);
+  call.per_channel = is_per_channel(r);
+  call.scale = static_cast<T>(r.scale);
+  call.log_decay = numbers<T>(r.log_decay);
+  call.beta = numbers<T>(r.beta);
+  call.initial = numbers<T>(r.initial);
   return call;
 }
-
-inline bool is_per_channel(const Recurrence& r) { return r.log_decay.defined() && r.log_decay.dim() == r.q.dim(); }
 
 }  // namespace gka::ops

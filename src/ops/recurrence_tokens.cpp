@@ -23,7 +23,6 @@ Recurrence prepare(const Recurrence& r) {
 
 kernels::cuda::Recurrence call_of(const Recurrence& r) {
   auto call = sizes_of<kernels::cuda::Recurrence>(r);
-  call.per_channel = is_per_channel(r);
   call.q = numbers(r.q);
   call.k = numbers(r.k);
   call.v = numbers(r.v);
@@ -36,7 +35,7 @@ RecurrenceForward forward(const Recurrence& r, bool keep, bool want_final) {
   const auto states = [&](std::int64_t count) {
     return at::empty({count, call.heads, call.key_dim, call.value_dim}, r.q.options());
   };
-  if (keep) result.kept = {states(call.kept_states())};
+  if (keep) result.kept = {states(call.kept_states(kernels::cuda::kRecurrenceSegment))};
   if (want_final) result.final = states(call.sequences);
   on_gpu(r.q, [&](const auto& device) {
     kernels::cuda::recurrence(
@@ -52,7 +51,7 @@ RecurrenceGradients backward(const Recurrence& r, const std::vector<at::Tensor>&
   const auto slope = d_o.contiguous();
   const auto parts_like = [&](const at::Tensor& tensor) {
     auto shape = tensor.sizes().vec();
-    shape.insert(shape.begin(), call.column_blocks());
+    shape.insert(shape.begin(), kernels::cuda::recurrence_parts(call));
     return at::empty(shape, tensor.options());
   };
   const auto d_q = parts_like(r.q), d_k = parts_like(r.k);

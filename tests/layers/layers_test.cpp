@@ -11,7 +11,9 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
+#include <ATen/ops/stack.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <functional>
@@ -206,7 +208,8 @@ TEST(Functions, RotationDependsOnTheDistanceOfPositionsAlone) {
   EXPECT_GT(relative_error((at_position(q, 6) * at_position(k, 0)).sum(-1), product(0)), 1e-3);
 }
 
-/// The rules in chunks and float32 against the same rules step by step in float64.
+/// The rules for whole sequences in float32, by kernels and by torch's operations in chunks, against the same rules
+/// step by step in float64.
 void expect_chunks_equal_steps(double strength) {
   const std::int64_t tokens = 130, heads = 2, size = 6;
   for (const bool per_channel : {false, true}) {
@@ -225,8 +228,8 @@ void expect_chunks_equal_steps(double strength) {
                             .beta = single(6).select(-1, 0).sigmoid()};
 
       const auto sequences = Sequences::rows(1, tokens, device());
-      Call call(sequences, nullptr, true);
-      const auto got = remember(in, rule, call);
+      Call call(sequences, nullptr, true), chunked(sequences, nullptr, true);
+      const auto got = remember(in, rule, call), in_chunks = remember_in_chunks(in, rule, chunked);
 
       State pool{.tensors = {at::zeros({1, heads, size, size}, at::TensorOptions(at::kDouble).device(device()))}};
       std::vector<Tensor> want;
@@ -243,6 +246,9 @@ void expect_chunks_equal_steps(double strength) {
       EXPECT_TRUE(at::isfinite(got).all().item<bool>());
       EXPECT_LE(relative_error(got, at::stack(want, 1)), 1e-5) << per_channel << static_cast<int>(rule);
       EXPECT_LE(relative_error(call.out().tensors[0], pool.tensors[0]), 1e-5) << per_channel << static_cast<int>(rule);
+      EXPECT_LE(relative_error(in_chunks, at::stack(want, 1)), 1e-5) << per_channel << static_cast<int>(rule);
+      EXPECT_LE(relative_error(chunked.out().tensors[0], pool.tensors[0]), 1e-5)
+          << per_channel << static_cast<int>(rule);
     }
   }
 }
@@ -252,6 +258,94 @@ TEST(Memory, ChunksEqualStepsHoweverStrongTheDecay) {
     SCOPED_TRACE(strength);
     expect_chunks_equal_steps(strength);
   }
+}
+
+/// What `remember` answers, and the gradient of everything that went into it.
+std::vector<Tensor> answer_and_gradients(const MemoryInputs& in, MemoryRule rule, const Tensor& initial, bool packed,
+                                         decltype(&remember) how) {
+  std::vector<Tensor> leaves;
+  const auto leaf = [&](const Tensor& x) {
+    if (!x.defined()) return x;
+    return leaves.emplace_back(x.detach().clone().requires_grad_());
+  };
+  const MemoryInputs own{.q = leaf(in.q),
+                         .k = leaf(in.k),
+                         .v = leaf(in.v),
+                         .log_decay = leaf(in.log_decay),
+                         .beta = leaf(in.beta),
+                         .scale = in.scale};
+  const State before{.tensors = {leaf(initial)}};
+  const auto sequences = packed ? Sequences::packed(at::tensor({0, 3, 3, 73, 90}, at::kLong), device())
+                                : Sequences::rows(in.q.size(0), in.q.size(1), device());
+  Call call(sequences, &before, true);
+  const auto o = how(own, rule, call), final = call.out().tensors[0];
+  const auto slope = [](const Tensor& x) { return random(x.sizes().vec(), 9, x.scalar_type()); };
+  auto results = torch::autograd::grad({o, final}, leaves, {slope(o), slope(final)});
+  results.insert(results.begin(), {o.detach(), final.detach()});
+  return results;
+}
+
+TEST(Memory, KernelsAndTorchsOperationsHaveTheSameGradients) {
+  for (const bool packed : {false, true}) {
+    for (const int decays : {0, 1, 2}) {
+      for (const auto rule : {MemoryRule::add, MemoryRule::delta}) {
+        SCOPED_TRACE(decays + 10 * static_cast<int>(rule) + (packed ? 100 : 0));
+        const std::int64_t rows = packed ? 1 : 2, tokens = packed ? 90 : 45, heads = 2;
+        const auto some = [&](std::int64_t size, std::uint64_t seed) {
+          return random({rows, tokens, heads, size}, seed);
+        };
+        Tensor log_decay = decays == 0 ? Tensor() : -some(7, 4).abs();
+        if (decays == 1) log_decay = log_decay.select(-1, 0);
+        const MemoryInputs in{.q = unit_norm(some(7, 1), L2Norm::rsqrt),
+                              .k = unit_norm(some(7, 2), L2Norm::rsqrt),
+                              .v = some(35, 3),
+                              .log_decay = log_decay,
+                              .beta = rule == MemoryRule::delta ? some(1, 5).squeeze(-1).sigmoid() : Tensor(),
+                              .scale = 0.7};
+        const auto initial = random({packed ? 4 : rows, heads, 7, 35}, 6);
+        const auto got = answer_and_gradients(in, rule, initial, packed, remember);
+        const auto want = answer_and_gradients(in, rule, initial, packed, remember_in_chunks);
+        ASSERT_EQ(got.size(), want.size());
+        for (std::size_t i = 0; i < got.size(); ++i) EXPECT_LE(relative_error(got[i], want[i]), 1e-11) << i;
+      }
+    }
+  }
+}
+
+TEST(Memory, ASecondDerivativeIsRefusedWhereKernelsHaveNone) {
+  const auto q = random({1, 5, 1, 4}, 1).requires_grad_(), k = random({1, 5, 1, 4}, 2), v = random({1, 5, 1, 4}, 3);
+  const auto sequences = Sequences::rows(1, 5, device());
+  Call call(sequences, nullptr, false);
+  const auto o = remember({.q = q, .k = k, .v = v}, MemoryRule::delta, call);
+  const auto slope = torch::autograd::grad({o.square().sum()}, {q}, {}, true, /*create_graph=*/true)[0];
+  try {
+    slope.sum().backward();
+    FAIL() << "it was not refused";
+  } catch (const std::exception& refused) {
+    EXPECT_NE(std::string(refused.what()).find("this asks for a second derivative"), std::string::npos)
+        << refused.what();
+  }
+}
+
+TEST(Memory, AStepOfWhichAGradientIsNeededHasOne) {
+  const auto slope_of = [](bool by_step) {
+    const auto q = random({1, 2, 4}, 1).requires_grad_(), k = random({1, 2, 4}, 2), v = random({1, 2, 3}, 3);
+    const auto beta = random({1, 2}, 4).sigmoid();
+    Tensor o;
+    if (by_step) {
+      State pool{.tensors = {at::ones({1, 2, 4, 3}, q.options().requires_grad(false))}};
+      Call step(pool, {}, {});
+      o = remember({.q = q, .k = k, .v = v, .beta = beta}, MemoryRule::delta, step);
+    } else {
+      const State before{.tensors = {at::ones({1, 2, 4, 3}, q.options().requires_grad(false))}};
+      const auto sequences = Sequences::rows(1, 1, device());
+      Call call(sequences, &before, false);
+      const auto one = [](const Tensor& x) { return x.unsqueeze(1); };
+      o = remember({.q = one(q), .k = one(k), .v = one(v), .beta = one(beta)}, MemoryRule::delta, call);
+    }
+    return torch::autograd::grad({o.sum()}, {q})[0];
+  };
+  EXPECT_LE(relative_error(slope_of(true), slope_of(false)), 1e-12);
 }
 
 TEST(Memory, WideHeadsThatTheOperatorDoesNotTakeGiveTheSame) {

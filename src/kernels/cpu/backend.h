@@ -4,8 +4,16 @@
 #include "gka/block_kernels.h"
 #include "gka/kernels.h"
 #include "kernels/products.h"
+#include "kernels/recurrence.h"
 
 namespace gka::kernels::cpu {
+
+template <typename T>
+struct RecurrenceKernels {
+  void (*forward)(const Recurrence<T>&, const RecurrenceOutputs<T>&, const Executor&);
+  void (*backward)(const Recurrence<T>&, const RecurrenceGradients<T>&, const Executor&);
+  void (*step)(const RecurrenceStep<T>&, const Executor&);
+};
 
 struct InstructionSet {
   const char* name;
@@ -20,6 +28,9 @@ struct InstructionSet {
   void (*gated_rms_norm_backward)(const GatedRmsNorm&, const GatedRmsNormGradients&, const Executor&);
 
   void (*products)(const Products&, const Executor&);
+
+  RecurrenceKernels<float> recurrence;
+  RecurrenceKernels<double> recurrence_in_float64;
 };
 
 namespace portable {

@@ -100,4 +100,35 @@ void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradien
 
 void products(const Products& products, const Executor& executor) { chosen().products(products, executor); }
 
+namespace {
+
+const RecurrenceKernels<float>& recurrence_of(const InstructionSet& set, float /*type*/) { return set.recurrence; }
+const RecurrenceKernels<double>& recurrence_of(const InstructionSet& set, double /*type*/) {
+  return set.recurrence_in_float64;
+}
+
+}  // namespace
+
+template <typename T>
+void recurrence(const Recurrence<T>& r, const RecurrenceOutputs<T>& out, const Executor& executor) {
+  recurrence_of(chosen(), T{}).forward(r, out, executor);
+}
+
+template <typename T>
+void recurrence_backward(const Recurrence<T>& r, const RecurrenceGradients<T>& gradients, const Executor& executor) {
+  recurrence_of(chosen(), T{}).backward(r, gradients, executor);
+}
+
+template <typename T>
+void recurrence_step(const RecurrenceStep<T>& step, const Executor& executor) {
+  recurrence_of(chosen(), T{}).step(step, executor);
+}
+
+template void recurrence(const Recurrence<float>&, const RecurrenceOutputs<float>&, const Executor&);
+template void recurrence(const Recurrence<double>&, const RecurrenceOutputs<double>&, const Executor&);
+template void recurrence_backward(const Recurrence<float>&, const RecurrenceGradients<float>&, const Executor&);
+template void recurrence_backward(const Recurrence<double>&, const RecurrenceGradients<double>&, const Executor&);
+template void recurrence_step(const RecurrenceStep<float>&, const Executor&);
+template void recurrence_step(const RecurrenceStep<double>&, const Executor&);
+
 }  // namespace gka::kernels::cpu

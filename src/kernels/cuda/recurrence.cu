@@ -12,12 +12,12 @@ namespace gka::kernels::cuda {
 namespace {
 
 inline constexpr int kParts = 8;  // threads of a column
-inline constexpr int kSegment = static_cast<int>(Recurrence::kSegment);
+inline constexpr int kSegment = static_cast<int>(kRecurrenceSegment);
 
 /// Sizes for keys of at most kKeys numbers.
 template <int kKeys>
 struct Shape {
-  static constexpr int kColumns = static_cast<int>(Recurrence::columns_of(kKeys));
+  static constexpr int kColumns = static_cast<int>(recurrence_columns(kKeys));
   static constexpr int kBlock = kColumns * kParts;
   static constexpr int kRows = kKeys / kParts;  // of a thread
   static constexpr int kState = kKeys + 4;      // a column of S in shared memory: columns start in different banks
@@ -285,7 +285,7 @@ void recurrence(const Recurrence& r, const RecurrenceOutputs& out, const Device&
   const CurrentDevice current(device.index);
   with_keys(r.key_dim, [&](auto keys) {
     constexpr int kKeys = decltype(keys)::value;
-    launch_blocks_of<Shape<kKeys>::kBlock>(run_forward<kKeys>, r.sequences * r.heads * r.column_blocks(),
+    launch_blocks_of<Shape<kKeys>::kBlock>(run_forward<kKeys>, r.sequences * r.heads * recurrence_parts(r),
                                            sizeof(Segment<kKeys>), device.stream, r, out);
   });
 }
@@ -294,7 +294,7 @@ void recurrence_backward(const Recurrence& r, const RecurrenceGradients& gradien
   const CurrentDevice current(device.index);
   with_keys(r.key_dim, [&](auto keys) {
     constexpr int kKeys = decltype(keys)::value;
-    launch_blocks_of<Shape<kKeys>::kBlock>(run_backward<kKeys>, r.sequences * r.heads * r.column_blocks(),
+    launch_blocks_of<Shape<kKeys>::kBlock>(run_backward<kKeys>, r.sequences * r.heads * recurrence_parts(r),
                                            sizeof(Segment<kKeys>) + sizeof(Slopes<kKeys>), device.stream, r, gradients);
   });
 }

@@ -4,6 +4,7 @@
 #include "gka/block_kernels.h"
 #include "gka/kernels.h"
 #include "kernels/products.h"
+#include "kernels/recurrence.h"
 
 namespace gka::kernels::cpu::GKA_ISA {
 
@@ -19,5 +20,14 @@ void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradien
                              const Executor& executor);
 
 void products(const Products& products, const Executor& executor);
+
+void recurrence(const Recurrence<float>& r, const RecurrenceOutputs<float>& out, const Executor& executor);
+void recurrence(const Recurrence<double>& r, const RecurrenceOutputs<double>& out, const Executor& executor);
+void recurrence_backward(const Recurrence<float>& r, const RecurrenceGradients<float>& gradients,
+                         const Executor& executor);
+void recurrence_backward(const Recurrence<double>& r, const RecurrenceGradients<double>& gradients,
+                         const Executor& executor);
+void recurrence_step(const RecurrenceStep<float>& step, const Executor& executor);
+void recurrence_step(const RecurrenceStep<double>& step, const Executor& executor);
 
 }  // namespace gka::kernels::cpu::GKA_ISA

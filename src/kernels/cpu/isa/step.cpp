@@ -107,7 +107,9 @@ const InstructionSet kInstructionSet{.name = GKA_TEXT(GKA_ISA),
                                      .short_conv_step = short_conv_step,
                                      .gated_rms_norm = gated_rms_norm,
                                      .gated_rms_norm_backward = gated_rms_norm_backward,
-                                     .products = products};
+                                     .products = products,
+                                     .recurrence = {recurrence, recurrence_backward, recurrence_step},
+                                     .recurrence_in_float64 = {recurrence, recurrence_backward, recurrence_step}};
 #undef GKA_TEXT
 #undef GKA_TEXT_OF
 
