@@ -321,6 +321,8 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
   plan.explain_prompt = asked.prompt_logprobs.has_value();
   base.prompt_logprobs = plan.explain_prompt || (asked.echo && plan.logprobs >= 0);
   base.top_logprobs = std::max<std::int64_t>(plan.logprobs, asked.prompt_logprobs.value_or(0));
+  const auto filters =
+      plan.forced.is_null() ? filters_for(asked.response_format, *plan.model) : call_filters(plan.forced, *plan.model);
   const auto seed = asked.seed ? static_cast<std::uint64_t>(*asked.seed) : fresh_seed();
   for (const auto& prompt : prompts) {
     if (prompt.tokens.empty() && before == 0) {
@@ -339,9 +341,7 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
     const auto text = prompt.has_text ? prompt.text : data::replace_malformed(plan.model->tokenizer().decode(ids));
     for (std::int64_t i = 0; i < asked.n; ++i) {
       request.sampling.seed = seed + static_cast<std::uint64_t>(i);
-      // One each: it follows its own answer.
-      request.filter = plan.forced.is_null() ? filter_for(asked.response_format, *plan.model)
-                                             : call_filter(plan.forced, *plan.model);
+      request.filter = filters();
       plan.requests.push_back(request);
       plan.echoes.push_back(asked.echo ? text : std::string());
     }
