@@ -67,6 +67,7 @@ struct Usage {
   std::int64_t completion_tokens = 0;
   std::int64_t remembered_tokens = 0;  // of the prompt (and memory), taken from a snapshot
   std::string why_not_more{};          // one sentence where nothing, or not all that could be, was remembered
+  double queued_seconds = 0;           // from the request to the first look at its prompt
   /// Of the memory's tokens, those that attention still sees (MemoryInfo); none where the request names no memory.
   std::optional<std::int64_t> kept_tokens{};
 };

@@ -250,7 +250,8 @@ void Completion::close_choice(std::size_t at, const End& end) {
   Finished answer{.reason = choice.finish, .seconds = seconds(), .usage = choice.usage};
   if (!choice.tokens.empty()) answer.first_token_seconds = since(choice.first);
   if (choice.tokens.size() > 1) {
-    answer.token_seconds = (since(choice.last) - since(choice.first)) / static_cast<double>(choice.tokens.size() - 1);
+    answer.answering_seconds = since(choice.last) - since(choice.first);
+    answer.token_seconds = answer.answering_seconds / static_cast<double>(choice.tokens.size() - 1);
   }
   answer.iterations = plan_.requests[at].iterations.value_or(plan_.model->engine->iterations());
   for (const auto& token : choice.tokens) {
@@ -262,6 +263,9 @@ void Completion::close_choice(std::size_t at, const End& end) {
 void Completion::finish_if_over() {
   if (done_ || !std::ranges::all_of(choices_, &Choice::over)) return;
   done_ = true;
+  std::size_t longest = 0;
+  for (const auto& choice : choices_) longest = std::max(longest, choice.tokens.size());
+  surroundings_.metrics->longest_answer(plan_.model->name, longest);
   if (plan_.ask.stream) {
     if (plan_.include_usage) {
       auto event = chunk();

@@ -114,6 +114,31 @@ def test_the_other_endpoints(client, server):
     assert "https://" not in page
 
 
+def test_the_dashboard_that_vllm_comes_with_finds_its_numbers(server):
+    server.post("/v1/completions", say("Hello", n=2))
+    names = """e2e_request_latency_seconds_bucket e2e_request_latency_seconds_sum prompt_tokens_total generation_tokens_total
+        inter_token_latency_seconds_bucket num_requests_running num_requests_waiting time_to_first_token_seconds_bucket
+        kv_cache_usage_perc request_prompt_tokens_bucket request_generation_tokens_bucket request_success_total
+        request_queue_time_seconds_sum request_prefill_time_seconds_sum request_decode_time_seconds_sum
+        request_max_num_generation_tokens_sum prefix_cache_queries_total prefix_cache_hits_total"""
+    samples, described = {}, set()
+    for line in server.get("/metrics").splitlines():
+        if line.startswith("#"):
+            described.add(line.split()[2])
+            continue
+        name, labels, value = re.fullmatch(r"([a-zA-Z_:][\w:]*)(\{.*\})? (\S+)", line).groups()
+        assert name in described or re.sub("_(bucket|sum|count)$", "", name) in described, line
+        samples[name, labels] = float(value)
+    for name in names.split():
+        labels = [labels for found, labels in samples if found == f"vllm:{name}"]
+        assert labels and all('model_name="fake"' in text for text in labels), name
+    longest = "vllm:request_max_num_generation_tokens"
+    each = '{model_name="fake"}'
+    assert (
+        samples[f"{longest}_count", each] < samples["vllm:request_generation_tokens_count", each]
+    )  # one for both answers
+
+
 def test_every_answer_in_json_is_described(server):
     described = server.get("/openapi.json")
     schemas = described["components"]["schemas"]
