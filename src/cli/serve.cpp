@@ -217,6 +217,18 @@ Action declare_serve(CLI::App& app) {
   app.add_flag("--log-json", service.log_json, "Log lines as JSON");
   app.add_flag("--log-text", service.log_text, "Log answers' text too");
   app.add_flag("--quiet", service.quiet, "Log nothing");
+  app.footer(
+      "Prints its address once models are loaded; a browser finds a chat there, OpenAI's clients the API under /v1.\n"
+      "Ctrl-C or SIGTERM lets running answers end, a second one stops at once.\n"
+      "\n"
+      "Examples:\n"
+      "  gka serve model\n"
+      "  gka serve runs/book --tokenizer bytes --port 0 --memories kept\n"
+      "  gka serve chat-model recall-8m --name chat --name recall --weights bfloat16\n"
+      "  gka serve model --host 0.0.0.0 --api-key-file keys.txt --certificate cert.pem --certificate-key key.pem\n"
+      "\n"
+      "  curl http://127.0.0.1:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": "
+      "\"Hello\"}]}'");
   return [arguments] { return run(*arguments); };
 }
 

@@ -122,7 +122,10 @@ std::vector<std::string> ChatTemplate::stops() const {
 jinja::Text ChatTemplate::render(const Turn& turn) const {
   using jinja::Origin;
   using jinja::Value;
-  const auto messages = checked_messages(turn.messages, "messages");
+  auto messages = checked_messages(turn.messages, "messages");
+  for (auto& message : messages) {  // OpenAI's newer name, which few templates know: they would drop what it says
+    if (message["role"] == "developer" && !mentions("developer")) message["role"] = "system";
+  }
   jinja::Dict variables;
   if (turn.values.is_object()) {
     for (const auto& [key, value] : turn.values.items()) variables.set(key, Value::from_json(value, Origin::request));

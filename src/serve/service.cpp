@@ -68,7 +68,9 @@ std::string request_id(const http::Request& request) {
   return !given.empty() && given.size() <= 64 && std::ranges::all_of(given, plain) ? given : random_id();
 }
 
+/// A host as --host has it or as the header Host does, with or without a port.
 bool loopback(std::string_view host) {
+  if (host == "::1") return true;
   const auto colon = host.starts_with('[') ? host.find("]:") : host.rfind(':');
   if (colon != std::string_view::npos) host = host.substr(0, host.starts_with('[') ? colon + 1 : colon);
   return host == "localhost" || host == "127.0.0.1" || host == "[::1]" || host.starts_with("127.");
@@ -141,10 +143,18 @@ class Service::Core {
       if (model->chat.plain())
         log_.say("the model has no chat template, so a plain one stands in", {{"model", model->name}});
     }
+    if (!keys_.any() && !loopback(options_.http.host)) {
+      log_.say("whoever can reach this machine can use the server; --api-key asks them for a key",
+               {{"host", options_.http.host}});
+    }
   }
 
   void run() {
     server_.every(std::chrono::milliseconds(100), [this] { check_drained(); });
+    server_.every(options_.heartbeat / 4, [this] {
+      const auto running = active_;  // one that cannot be written to leaves them
+      for (const auto& completion : running) completion->beat(options_.heartbeat);
+    });
     server_.run();
   }
 
@@ -221,6 +231,16 @@ class Service::Core {
     return true;
   }
 
+  /// What a browser asks before it sends a page's request. A site that may call may send what headers it likes:
+  /// OpenAI's client has a dozen of its own.
+  static void allow_headers(const ExchangePtr& exchange) {
+    const auto asked = exchange->request().header("access-control-request-headers");
+    exchange->add_header("Access-Control-Allow-Headers",
+                         asked.empty() ? "authorization, content-type, x-request-id" : std::string(asked));
+    exchange->add_header("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
+    exchange->add_header("Access-Control-Max-Age", "600");
+  }
+
   /// A page of another site may not use this server through its reader's browser, unless it was named.
   void allow_origin(const ExchangePtr& exchange) {
     const auto origin = exchange->request().header("origin");
@@ -229,9 +249,9 @@ class Service::Core {
         std::ranges::find_if(options_.cors, [&](const auto& one) { return one == "*" || one == origin; });
     if (named != options_.cors.end()) {
       exchange->add_header("Access-Control-Allow-Origin", *named == "*" ? "*" : std::string(origin));
-      exchange->add_header("Access-Control-Allow-Headers", "authorization, content-type, x-request-id");
-      exchange->add_header("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
+      exchange->add_header("Access-Control-Expose-Headers", "x-request-id, retry-after");
       exchange->add_header("Vary", "Origin");
+      if (exchange->request().method == "OPTIONS") allow_headers(exchange);
       return;
     }
     const auto host = exchange->request().header("host");
@@ -256,6 +276,11 @@ class Service::Core {
     const bool needs_model = call.route->action != Action::health && call.route->action != Action::version &&
                              call.route->action != Action::openapi && call.route->action != Action::metrics;
     if (!ready_ && needs_model) throw loading();
+    if (const auto coding = call.request().header("content-encoding"); !coding.empty() && coding != "identity") {
+      throw Problem(415,
+                    "the body is packed as " + std::string(coding).substr(0, 40) + ", and is taken as plain JSON only",
+                    "", "unsupported_encoding");
+    }
     if (draining_ && call.request().method == "POST") throw Problem(503, "the server is stopping", "", "stopping");
     if (call.route->action == Action::completions || call.route->action == Action::chat) return start_completion(call);
     if (call.route->place == Place::here) return answer(call);

@@ -1,5 +1,6 @@
 """The API over an engine that says what it is told: what clients rely on, and what they get wrong."""
 
+import gzip
 import http.client
 import json
 import math
@@ -16,7 +17,7 @@ import time
 import openai
 import pytest
 from openai import OpenAI
-from servers import fake
+from servers import BUILD, fake, started
 from templates import CHATML, QWEN_LIKE
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
@@ -409,6 +410,14 @@ def test_reasoning_is_split_from_the_answer(qwen):
     assert kept["content"] == text
 
 
+def test_what_a_developer_says_reaches_a_template_that_knows_the_system_alone(qwen):
+    said = [{"role": "developer", "content": "obey"}, {"role": "user", "content": "x"}]
+    system = [{"role": "system", "content": "obey"}, {"role": "user", "content": "x"}]
+    assert "obey" in qwen.post("/apply-template", {"messages": said})["prompt"]
+    for path in ("/apply-template", "/tokenize"):
+        assert qwen.post(path, {"messages": said}) == qwen.post(path, {"messages": system})
+
+
 def test_a_message_that_spells_a_special_token_stays_text(tmp_path):
     alphabet = sorted(ByteLevel.alphabet())
     made = Tokenizer(BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
@@ -557,6 +566,9 @@ def test_paths_methods_and_bodies_that_are_none(server):
         '{"a":' * 100_000,
     ]:
         assert server.ask("POST", "/v1/completions", body)[0] == 400
+    packed = gzip.compress(b'{"prompt": "x"}')
+    status, _, answer = server.ask("POST", "/v1/completions", packed, Content_Encoding="gzip")
+    assert status == 415 and "packed as gzip" in answer["error"]["message"]
     keys = json.dumps({f"k{i}": i for i in range(30_000)})
     assert server.ask("POST", "/v1/completions", keys)[0] == 400
     assert server.ask("POST", "/v1/completions", b"x" * ((1 << 20) + 1))[0] == 413
@@ -575,6 +587,12 @@ def test_keys_origins_and_streams_per_key():
         assert server.ask("GET", "/v1/models", Origin="https://evil.example")[0] == 403
         status, headers, _ = server.ask("OPTIONS", "/v1/models", Origin="https://friend.example", Authorization="")
         assert (status, headers["Access-Control-Allow-Origin"]) == (204, "https://friend.example")
+        assert headers["Access-Control-Allow-Headers"] == "authorization, content-type, x-request-id"
+        asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"  # as OpenAI's client in a browser
+        more = {"Origin": "https://friend.example", "Access_Control_Request_Headers": asked, "Authorization": ""}
+        assert server.ask("OPTIONS", "/v1/models", **more)[1]["Access-Control-Allow-Headers"] == asked
+        friend = server.ask("GET", "/v1/models", Origin="https://friend.example")[1]
+        assert friend["Access-Control-Expose-Headers"] == "x-request-id, retry-after"
         assert server.ask("GET", "/v1/models", Origin=server.address)[0] == 200
 
         held = server.connect()
@@ -651,6 +669,76 @@ def test_a_slow_sender_is_cut_off_and_pipelined_requests_are_answered_in_order()
                 answer += part
             assert answer.index(b'"status"') < answer.index(b'"version"')
         assert b" 408 " in slow.recv(65536)
+
+
+def exchange(server, *requests):
+    """Everything that comes back until the server closes."""
+    with socket.create_connection((server.host, int(server.port)), timeout=10) as connection:
+        for request in requests:
+            connection.sendall(request)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        return answer
+
+
+def test_a_client_of_http_1_0_reads_answers_and_streams(server):
+    body = json.dumps(say("old", stream=True)).encode()
+    post = b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n" % len(body)
+    for kept in [b"", b"Connection: keep-alive\r\n"]:  # a stream ends with the connection, whatever was asked
+        head, events = exchange(server, post + kept + b"\r\n" + body).split(b"\r\n\r\n", 1)
+        assert b"Connection: close" in head and b"chunked" not in head
+        assert events.startswith(b"data: {") and events.endswith(b"data: [DONE]\n\n")
+    again = b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    both = exchange(server, again, b"GET /health HTTP/1.0\r\n\r\n")
+    assert both.count(b"200 OK") == 2
+    assert both.count(b"Connection: keep-alive") == both.count(b"Connection: close") == 1
+    assert b"Connection: close" in exchange(server, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+
+
+def test_a_stream_that_has_nothing_to_say_yet_shows_that_it_lives():
+    with fake(step_us=300_000, beat_ms=40) as server:
+        connection = server.connect()
+        connection.request("POST", "/v1/completions", json.dumps(say("ab", stream=True)))
+        lines = connection.getresponse().read().decode().split("\n\n")
+        connection.close()
+        silent = [line for line in lines if line.startswith(": ")]
+        assert len(silent) >= 3
+        client = OpenAI(base_url=f"{server.address}/v1", api_key="none")
+        chunks = client.completions.create(model="fake", **say("ab"), stream=True)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "ab"
+        whole = server.post("/v1/completions", say("ab"))
+        assert whole["choices"][0]["text"] == "ab"
+
+
+def test_with_few_files_to_open_it_makes_room_and_says_when_there_is_none():
+    limited = ["prlimit", "--nofile=64:64"]
+    if shutil.which("prlimit") is None:
+        pytest.skip("there is no prlimit to take files away with")
+    with started(*limited, BUILD / "bin/gka_fake_server", "step_us=20000", "slots=64") as server:
+        place = (server.host, int(server.port))
+        idle = [socket.create_connection(place, timeout=10) for _ in range(100)]
+        assert server.get("/health")  # those that wait for nothing give way
+        body = json.dumps({"prompt": "x", "max_tokens": 3000, "stream": True}).encode()
+        busy, refused = [], b""
+        while not refused:
+            connection = socket.create_connection(place, timeout=10)
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            first = connection.recv(12)
+            if first.endswith(b"503"):
+                refused = first + connection.recv(65536)
+            busy.append(connection)
+            assert len(busy) < 64
+        assert b"as many connections as it can" in refused
+        for connection in busy + idle:
+            connection.close()
+        server.wait_until_idle()
+
+
+def test_who_may_call_is_said_where_everybody_may():
+    for options, told in [({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "keys": "k"}, False), ({}, False)]:
+        with fake(**options) as server:
+            assert ("whoever can reach this machine" in server.log()) == told
 
 
 def test_large_bodies_and_streams_over_tls(tmp_path):
