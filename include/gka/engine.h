@@ -158,7 +158,9 @@ class Engine {
                                    std::optional<std::int64_t> keep_tokens = {}) = 0;
   virtual MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name,
                                  std::optional<std::int64_t> keep_tokens = {}) = 0;
+  /// Those that this model made. Several engines may share a folder: each finds what the others put there.
   virtual std::vector<MemoryInfo> memories() const = 0;
+  virtual std::optional<MemoryInfo> memory(const std::string& id) const = 0;  // one of them
   virtual bool delete_memory(const std::string& id) = 0;
 
   virtual std::int64_t vocabulary() const = 0;

@@ -148,9 +148,7 @@ infer::Request base_request(const Model& model, const Ask& ask) {
 
 std::int64_t memory_tokens(const Model& model, const std::string& id) {
   if (id.empty()) return 0;
-  for (const auto& memory : model.engine->memories()) {
-    if (memory.id == id) return memory.tokens;
-  }
+  if (const auto memory = model.engine->memory(id)) return memory->tokens;
   throw Problem(404, "there is no memory '" + id.substr(0, 100) + "'; GET /v1/memories lists them", "memory",
                 "memory_not_found");
 }
@@ -189,25 +187,50 @@ std::string name_of(const Json& function_holder) {
   return name.is_string() ? name.get<std::string>() : std::string();
 }
 
-/// The tools of which one has to be called; null where the model is free to call none.
-Json forced_tools(const Ask& ask, bool tools) {
-  const auto& choice = ask.tool_choice;
-  if (choice.is_null() || choice == "auto" || choice == "none") return nullptr;
-  const auto refuse = [](const std::string& what) { return bad_request("'tool_choice' " + what, "tool_choice"); };
+Problem wrong_choice(const std::string& what) { return bad_request("'tool_choice' " + what, "tool_choice"); }
+
+/// Those of `tools` that have one of the names.
+Json tools_named(const Json& tools, const std::vector<std::string>& names) {
+  Json some = Json::array();
+  for (const auto& name : names) {
+    const auto found = std::ranges::find_if(tools, [&](const Json& tool) { return name_of(tool) == name; });
+    if (found == tools.end()) throw wrong_choice("names '" + name.substr(0, 60) + "', which is none of 'tools'");
+    some.push_back(*found);
+  }
+  return some;
+}
+
+/// The tools that the model is told of, and those of which one has to be called; null where there are none.
+struct Tools {
+  Json offered, forced;
+};
+
+Tools choose_tools(const Ask& ask) {
+  Tools tools{.offered = ask.tools.is_array() && !ask.tools.empty() ? ask.tools : Json(nullptr), .forced = nullptr};
+  auto choice = ask.tool_choice;
+  const bool some = choice.is_object() && choice.value("type", Json()) == "allowed_tools";
+  const auto allowed = some ? choice.value("allowed_tools", Json()) : Json();
+  if (some && allowed.is_object() && allowed.value("tools", Json()).is_array()) {
+    std::vector<std::string> names;
+    for (const auto& tool : allowed["tools"]) names.push_back(name_of(tool));
+    if (names.empty()) throw wrong_choice("allows none of 'tools'");
+    tools.offered = tools_named(tools.offered, names);
+    choice = allowed.value("mode", Json());
+  }
+  if (choice == "none") tools.offered = nullptr;
+  if (choice.is_null() || choice == "auto" || choice == "none") return tools;
   const auto name = name_of(choice);
   if (choice != "required" && name.empty()) {
-    throw refuse("takes auto, none, required or {\"type\": \"function\", \"function\": {\"name\": …}}, and is " +
-                 dumped(choice).substr(0, 60));
+    throw wrong_choice(
+        "takes auto, none, required, {\"type\": \"function\", \"function\": {\"name\": …}} or allowed_tools, " +
+        ("and is " + dumped(ask.tool_choice).substr(0, 60)));
   }
-  if (!tools) throw refuse("insists on a call, and 'tools' has none to call");
+  if (tools.offered.is_null()) throw wrong_choice("insists on a call, and 'tools' has none to call");
   if (ask.response_format.is_object() && ask.response_format.value("type", Json()) != "text") {
-    throw refuse("insists on a call, and 'response_format' on something else");
+    throw wrong_choice("insists on a call, and 'response_format' on something else");
   }
-  if (choice == "required") return ask.tools;
-  for (const auto& tool : ask.tools) {
-    if (name_of(tool) == name) return Json::array({tool});
-  }
-  throw refuse("names '" + name.substr(0, 60) + "', which is none of 'tools'");
+  tools.forced = choice == "required" ? tools.offered : tools_named(tools.offered, {name});
+  return tools;
 }
 
 std::vector<Prompt> chat_prompt(Plan& plan) {
@@ -216,15 +239,18 @@ std::vector<Prompt> chat_prompt(Plan& plan) {
   if (!ask.template_values.is_null() && !ask.template_values.is_object()) {
     throw bad_request("'chat_template_kwargs' takes an object", "chat_template_kwargs");
   }
-  const bool tools = ask.tools.is_array() && !ask.tools.empty();
   if (!ask.tools.is_null() && !ask.tools.is_array()) throw bad_request("'tools' takes a list", "tools");
-  for (const auto& tool : tools ? ask.tools : Json::array()) {
+  for (const auto& tool : ask.tools) {
     if (!tool.is_object()) throw bad_request("each of 'tools' takes an object", "tools");
   }
-  plan.forced = forced_tools(ask, tools);
-  const bool use_tools = tools && ask.tool_choice != "none";
+  if (!ask.modalities.is_null() && ask.modalities != Json::array({"text"})) {
+    throw bad_request("'modalities' takes [\"text\"]: text is what this model makes", "modalities");
+  }
+  const auto tools = choose_tools(ask);
+  plan.forced = tools.forced;
+  const bool use_tools = !tools.offered.is_null();
   auto text = model.chat.render({.messages = ask.messages,
-                                 .tools = use_tools ? ask.tools : Json(nullptr),
+                                 .tools = tools.offered,
                                  .values = ask.template_values,
                                  .add_generation_prompt = ask.add_generation_prompt,
                                  .continue_final_message = ask.continue_final_message});

@@ -143,6 +143,13 @@ class Service::Core {
       if (model->chat.plain())
         log_.say("the model has no chat template, so a plain one stands in", {{"model", model->name}});
     }
+    for (const auto& model : models_) {
+      if (!model->defaults.empty()) {
+        auto values = model->defaults;
+        values["model"] = model->name;
+        log_.say("where a request does not say how to draw, the model's generation_config.json does", values);
+      }
+    }
     if (!keys_.any() && !loopback(options_.http.host)) {
       log_.say("whoever can reach this machine can use the server; --api-key asks them for a key",
                {{"host", options_.http.host}});
@@ -205,8 +212,13 @@ class Service::Core {
       if ((request.method == "GET" || request.method == "HEAD") && serve_page(call)) return;
       const auto match = find_route(request.method, request.path);
       if (match.route == nullptr) {
-        if (match.methods.empty())
-          throw Problem(404, "there is no " + request.path.substr(0, 100) + "; GET /openapi.json lists what there is");
+        if (match.methods.empty()) {
+          const bool near = !find_route("", "/v1" + request.path).methods.empty();
+          throw Problem(404,
+                        "there is no " + request.path.substr(0, 100) +
+                            (near ? "; it is /v1" + request.path.substr(0, 100) + " (a client's base_url ends in /v1)"
+                                  : "; GET /openapi.json lists what there is"));
+        }
         exchange->add_header("Allow", match.methods + ", OPTIONS");
         throw Problem(405, request.path.substr(0, 100) + " does not take " + request.method.substr(0, 20));
       }
@@ -395,8 +407,10 @@ class Service::Core {
       server_.post([completion, problem] { completion->refuse(problem); });
     };
     try {
-      auto ask = read_ask(parse_body(call.request().body), endpoint);
-      const auto model = model_named(ask.model);
+      auto body = parse_body(call.request().body);
+      auto ask = read_ask(body, endpoint);
+      const auto model = model_of(ask);
+      if (!model->defaults.empty()) ask = read_ask(with_defaults(std::move(body), *model), endpoint);
       completion->submit(make_plan(model, std::move(ask), endpoint));
     } catch (const Problem& problem) {
       refuse_later(problem);
@@ -439,7 +453,23 @@ class Service::Core {
     throw Problem(404, "there is no model '" + name.substr(0, 100) + "'; GET /v1/models lists them", "model",
                   "model_not_found");
   }
-  std::shared_ptr<Model> model_of(const Json& body) const { return model_named(text_field(body, "model")); }
+  std::shared_ptr<Model> model_of(const Json& body, const std::shared_ptr<Model>& otherwise = nullptr) const {
+    const auto name = text_field(body, "model");
+    return name.empty() && otherwise ? otherwise : model_named(name);
+  }
+  static Problem belongs(const std::string& memory, const Model& model) {
+    return bad_request("the memory '" + memory.substr(0, 100) + "' belongs to the model '" + model.name + "'", "memory",
+                       "memory_of_another_model");
+  }
+  /// The model that a request asks: where it names none, the one that its memory belongs to.
+  std::shared_ptr<Model> model_of(const Ask& ask) const {
+    if (ask.memory.empty()) return model_named(ask.model);
+    const auto owner = memory_named(ask.memory).first;
+    if (ask.model.empty()) return owner;
+    auto named = model_named(ask.model);
+    if (named != owner && !named->engine->memory(ask.memory)) throw belongs(ask.memory, *owner);
+    return named;
+  }
 
   Json run_action(const Call& call) {
     switch (call.route->action) {
@@ -564,9 +594,7 @@ class Service::Core {
 
   std::pair<std::shared_ptr<Model>, infer::MemoryInfo> memory_named(const std::string& id) const {
     for (const auto& model : models_) {
-      for (const auto& memory : model->engine->memories()) {
-        if (memory.id == id) return {model, memory};
-      }
+      if (auto memory = model->engine->memory(id)) return {model, *std::move(memory)};
     }
     throw Problem(404, "there is no memory '" + id.substr(0, 100) + "'; GET /v1/memories lists them", "memory",
                   "memory_not_found");
@@ -641,6 +669,7 @@ class Service::Core {
 
   Json fork_memory(const std::string& id, const Json& body) const {
     const auto [model, info] = memory_named(id);
+    if (const auto asked = model_of(body, model); asked != model) throw belongs(id, *model);
     auto more = memory_tokens(*model, body, true, false);
     check_length(*model, info.tokens + static_cast<std::int64_t>(more.size()));
     return memory_json(model->engine->fork_memory(id, std::move(more), memory_name(body), keep_tokens(body)), *model);
@@ -662,7 +691,7 @@ class Service::Core {
             {"models", models()["data"]},
             {"model_path", model.folder.string()},
             {"total_slots", stats.slots},
-            {"default_generation_settings", {{"n_ctx", model.engine->context()}}},
+            {"default_generation_settings", {{"n_ctx", model.engine->context()}, {"params", model.defaults}}},
             {"chat_template", model.chat.source()},
             {"bos_token", model.chat.bos()},
             {"eos_token", model.chat.eos()},

@@ -410,6 +410,63 @@ def test_reasoning_is_split_from_the_answer(qwen):
     assert kept["content"] == text
 
 
+def test_some_of_the_tools_may_be_allowed(qwen):
+    tools = [tool("f", n={"enum": [1]}), tool("go", where={"enum": ["left", "right"]})]
+
+    def allowed(mode, *names):
+        some = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": some}}
+
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "max_tokens": 200}
+    for seed in range(3):
+        more = {"tool_choice": allowed("required", "go"), "seed": seed}
+        message = qwen.post("/v1/chat/completions", {**body, **more})["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"]["name"] == "go"
+    free = {**body, "tool_choice": allowed("auto", "f"), "max_tokens": 1, "return_token_ids": True}
+    prompt = qwen.post("/v1/chat/completions", free)["choices"][0]["prompt_token_ids"]
+    assert b'"f"' in bytes(prompt) and b'"go"' not in bytes(prompt)
+    for choice in (allowed("auto", "h"), allowed("auto"), allowed("often", "f"), {"type": "allowed_tools"}):
+        error = qwen.post("/v1/chat/completions", {**body, "tool_choice": choice}, status=400)["error"]
+        assert error["param"] == "tool_choice"
+
+
+def test_a_template_that_knows_no_tools_gets_them_in_words(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"n": 1}'}}
+    talk = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    with fake(folder=tmp_path) as server:
+        prompt = server.post("/apply-template", {"messages": talk, "tools": TOOLS[:1]})["prompt"]
+        system, *_ = prompt.split("<|im_end|>")
+        assert system.startswith("<|im_start|>system\n") and json.dumps(TOOLS[0], separators=(",", ":")) in system
+        assert '<tool_call>\n{"name":"f","arguments":{"n":1}}\n</tool_call><|im_end|>' in prompt
+        assert "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>" in prompt
+        told = server.post("/apply-template", {"messages": [{"role": "system", "content": "Be kind."}], "tools": TOOLS})
+        assert told["prompt"].count("<|im_start|>system") == 1 and "system\nBe kind.\n\n" in told["prompt"]
+        assert "function" not in server.post("/apply-template", {"messages": talk[:1]})["prompt"]
+        body = {"messages": [{"role": "user", "content": "SAY:" + CALLS + "\nassistant:"}], "max_tokens": 300}
+        got = server.post("/v1/chat/completions", {**body, "tools": TOOLS})["choices"][0]
+        assert [one["function"]["name"] for one in got["message"]["tool_calls"]] == ["f", "g"]
+
+
+def test_what_openais_client_can_send_is_taken_or_refused_by_name(client):
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "user", "content": "y"},
+    ]
+    fine = {"modalities": ["text"], "verbosity": "low", "prediction": {"type": "content", "content": "x"}}
+    fine |= {"prompt_cache_retention": "24h", "audio": None, "web_search_options": None, "function_call": None}
+    assert client.chat.completions.create(model="fake", messages=talk, max_tokens=1, extra_body=fine).choices
+    for name, value in {"modalities": ["audio"], "web_search_options": {}, "audio": {}, "functions": []}.items():
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="fake", messages=talk, max_tokens=1, extra_body={name: value})
+        assert refused.value.param == name
+
+
 def test_what_a_developer_says_reaches_a_template_that_knows_the_system_alone(qwen):
     said = [{"role": "developer", "content": "obey"}, {"role": "user", "content": "x"}]
     system = [{"role": "system", "content": "obey"}, {"role": "user", "content": "x"}]
@@ -552,6 +609,8 @@ def test_a_field_that_is_null_is_left_out_and_the_ends_of_every_range_are_its_en
 
 def test_paths_methods_and_bodies_that_are_none(server):
     assert server.ask("GET", "/nothing")[0] == 404
+    status, _, answer = server.ask("POST", "/chat/completions", "{}")  # a base_url without /v1
+    assert status == 404 and "it is /v1/chat/completions" in answer["error"]["message"]
     status, headers, _ = server.ask("GET", "/v1/completions")
     assert (status, headers["Allow"]) == (405, "POST, OPTIONS")
     assert server.ask("PUT", "/v1/memories")[1]["Allow"] == "GET, HEAD, POST, OPTIONS"

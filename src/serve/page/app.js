@@ -282,7 +282,6 @@ function lineBlocks(text, start, end) {
   for (let at = start; at < end;) {
     const stop = text.indexOf("\n", at), next = stop < 0 || stop >= end ? end : stop + 1, open = found.at(-1);
     const line = lineKind(text.slice(at, next).replace("\n", ""));
-    if (open?.kind === "prose" && line.kind === "gap") line.kind = "prose";
     if (open?.kind === line.kind && (line.kind === "prose" || line.kind === "table")) open.end = next;
     else found.push({ ...line, start: at, end: next });
     at = next;
