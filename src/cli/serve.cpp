@@ -92,6 +92,7 @@ std::shared_ptr<serve::Model> load_model(const Arguments& arguments, std::size_t
   auto tokenizer = tokenizer_of(arguments, folder);
   auto chat = serve::ChatTemplate::load(folder);
   auto engine = infer::Engine::load(given, options);
+  (void)engine->memories();  // whose they are takes a look at every weight: now, and not when the first is asked for
   auto ends = engine->end_tokens();
   if (tokenizer.vocab_size() > engine->vocabulary()) {
     throw std::runtime_error("the tokenizer of " + given.string() + " has " + std::to_string(tokenizer.vocab_size()) +

@@ -201,6 +201,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   /// The exchange's answer is complete.
   void completed() {
     exchange_.reset();
+    served_ = true;
     if (!keep_alive_) closing_ = true;
     flush();
     if (closed_) return;
@@ -209,8 +210,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   void close_after_this() { keep_alive_ = false; }
-  /// Between two requests.
-  bool idle() const { return !closed_ && !closing_ && !exchange_ && !parser_.started() && in_.empty() && out_.empty(); }
+  /// Between two requests, with none on its way: a client that has just come has a second for its first one.
+  bool idle() const {
+    if (closed_ || closing_ || exchange_ || parser_.started() || !in_.empty() || !out_.empty()) return false;
+    const auto since = Clock::now() - (deadline_ - host_.options().idle_limit);
+    char byte = 0;
+    return (served_ || since > std::chrono::seconds(1)) && ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0;
+  }
 
   /// A client for which there is no room.
   void turn_away() {
@@ -333,7 +339,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::size_t sent_ = 0;  // of out_
   std::shared_ptr<Exchange> exchange_;
   Clock::time_point deadline_;
-  bool keep_alive_ = true, closing_ = false, half_closed_ = false, closed_ = false, tls_wants_write_ = false;
+  bool keep_alive_ = true, closing_ = false, half_closed_ = false, closed_ = false, tls_wants_write_ = false,
+       served_ = false;
 };
 
 // --- exchange

@@ -258,12 +258,13 @@ std::vector<Prompt> chat_prompt(Plan& plan) {
   while (!tail.empty() && (tail.back() == '\n' || tail.back() == ' ')) tail.pop_back();
   plan.answer.tools = use_tools;
   plan.answer.reasoning = ask.separate_reasoning && model.chat.mentions("</think>");
-  plan.answer.inside = plan.answer.reasoning && tail.ends_with("<think>");
-  if (!plan.forced.is_null()) {
-    // A call is opened, so that the answer is nothing else; reasoning that the template began ends here.
-    text += jinja::Text(tail.ends_with("<think>") ? "\n</think>\n\n<tool_call>\n" : "<tool_call>\n");
-    plan.answer.calling = true;
-  }
+  const bool call = !plan.forced.is_null(), thinking = tail.ends_with("<think>");
+  const bool json = ask.response_format.is_object() && ask.response_format.value("type", Json()) != "text";
+  // Where only JSON may come, reasoning that the template began ends before it: it would be the answer otherwise.
+  if (thinking && (call || json)) text += jinja::Text("\n</think>\n\n");
+  if (call) text += jinja::Text("<tool_call>\n");  // so that the answer is nothing else
+  plan.answer.calling = call;
+  plan.answer.inside = plan.answer.reasoning && thinking && !call && !json;
   std::vector<Prompt> prompts;
   auto tokens = model.encoder.encode(text);
   if (ask.add_special_tokens.value_or(false)) tokens = model.encoder.encode(text.bytes(), true, true);
@@ -323,6 +324,9 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
   const auto& asked = plan.ask;
   if (!asked.suffix.empty()) {
     throw bad_request("'suffix' is refused: this model continues a text, it does not fill in between", "suffix");
+  }
+  if (asked.stream && asked.prompt_logprobs) {
+    throw bad_request("'prompt_logprobs' comes with a whole answer; a stream has no place for it", "prompt_logprobs");
   }
   if (asked.best_of && *asked.best_of != asked.n) {
     throw bad_request("'best_of' takes the same number as 'n'; choosing among more is not done here", "best_of");

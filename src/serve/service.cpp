@@ -118,7 +118,11 @@ class Service::Core {
         log_(options_.log_json, options_.quiet),
         server_(
             options_.http, [this](const ExchangePtr& exchange) { handle(exchange); },
-            [](int status, const std::string& problem) { return dumped(error_json(status, problem)); }),
+            [this](int status, const std::string& problem) {  // no request came of it
+              metrics_.answered("none", status);
+              log_.say("no request", {{"status", status}, {"why", problem}});
+              return dumped(error_json(status, problem));
+            }),
         workers_(std::make_unique<Workers>(options_.threads)),
         slow_(std::make_unique<Workers>(1)) {}
 

@@ -117,11 +117,15 @@ def test_the_other_endpoints(client, server):
 
 def test_the_dashboard_that_vllm_comes_with_finds_its_numbers(server):
     server.post("/v1/completions", say("Hello", n=2))
-    names = """e2e_request_latency_seconds_bucket e2e_request_latency_seconds_sum prompt_tokens_total generation_tokens_total
-        inter_token_latency_seconds_bucket num_requests_running num_requests_waiting time_to_first_token_seconds_bucket
-        kv_cache_usage_perc request_prompt_tokens_bucket request_generation_tokens_bucket request_success_total
-        request_queue_time_seconds_sum request_prefill_time_seconds_sum request_decode_time_seconds_sum
-        request_max_num_generation_tokens_sum prefix_cache_queries_total prefix_cache_hits_total"""
+    names = """
+        e2e_request_latency_seconds_bucket e2e_request_latency_seconds_sum prompt_tokens_total
+        generation_tokens_total inter_token_latency_seconds_bucket num_requests_running
+        num_requests_waiting time_to_first_token_seconds_bucket kv_cache_usage_perc
+        request_prompt_tokens_bucket request_generation_tokens_bucket request_success_total
+        request_queue_time_seconds_sum request_prefill_time_seconds_sum
+        request_decode_time_seconds_sum request_max_num_generation_tokens_sum
+        prefix_cache_queries_total prefix_cache_hits_total
+    """
     samples, described = {}, set()
     for line in server.get("/metrics").splitlines():
         if line.startswith("#"):
@@ -410,6 +414,25 @@ def test_reasoning_is_split_from_the_answer(qwen):
     assert kept["content"] == text
 
 
+def test_json_is_the_answer_where_the_template_has_begun_to_reason(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text(
+        CHATML.replace("assistant\\n'", "assistant\\n<think>\\n'") + "{# </think> #}"
+    )
+    value = '{"a":1}'
+    with fake(folder=tmp_path) as server:
+        thought = server.post("/v1/chat/completions", chat(f"hm</think>{value}"))["choices"][0]["message"]
+        assert (thought["reasoning_content"], thought["content"]) == ("hm", value)
+        for form in (
+            {"type": "json_object"},
+            schema_format({"type": "object", "properties": {"a": {"type": "integer"}}}),
+        ):
+            body = chat(value, response_format=form)
+            message = server.post("/v1/chat/completions", body)["choices"][0]["message"]
+            assert message["content"] == value and "reasoning_content" not in message
+            events = server.stream("/v1/chat/completions", body)
+            assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == value
+
+
 def test_some_of_the_tools_may_be_allowed(qwen):
     tools = [tool("f", n={"enum": [1]}), tool("go", where={"enum": ["left", "right"]})]
 
@@ -520,6 +543,7 @@ def test_a_message_that_spells_a_special_token_stays_text(tmp_path):
         ({"logit_bias": {"5": 200}}, 400, "logit_bias"),
         ({"suffix": "x"}, 400, "suffix"),
         ({"best_of": 3}, 400, "best_of"),
+        ({"prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
         ({"logprobs": 21}, 400, "logprobs"),
         ({"stream": "yes"}, 400, "stream"),
         ({"certainty": 1}, 400, "certainty"),
@@ -728,6 +752,8 @@ def test_a_slow_sender_is_cut_off_and_pipelined_requests_are_answered_in_order()
                 answer += part
             assert answer.index(b'"status"') < answer.index(b'"version"')
         assert b" 408 " in slow.recv(65536)
+        assert "no request status=408 why=the request did not arrive in time" in server.log()
+        assert 'gka_http_requests_total{route="none",status="408"} 1' in server.get("/metrics")
 
 
 def exchange(server, *requests):
@@ -776,8 +802,10 @@ def test_with_few_files_to_open_it_makes_room_and_says_when_there_is_none():
         pytest.skip("there is no prlimit to take files away with")
     with started(*limited, BUILD / "bin/gka_fake_server", "step_us=20000", "slots=64") as server:
         place = (server.host, int(server.port))
-        idle = [socket.create_connection(place, timeout=10) for _ in range(100)]
-        assert server.get("/health")  # those that wait for nothing give way
+        idle = [server.connect() for _ in range(100)]
+        for connection in idle:  # those that wait for nothing give way
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
         body = json.dumps({"prompt": "x", "max_tokens": 3000, "stream": True}).encode()
         busy, refused = [], b""
         while not refused:

@@ -723,6 +723,7 @@ function restore() {
   try { newest = stored("gka.chat", "sessionStorage") ?? chats()[0]?.id; } catch { /* no leave to read: an empty chat */ }
   const chat = readChat(newest);
   $("input").value = stored("gka.draft", "sessionStorage") ?? "";
+  $("key").value = stored("gka.key", "sessionStorage") ?? "";  // this tab's, and gone with it
   state.wanted = { model: chat?.model ?? settings.values?.model, memory: chat?.memory ?? settings.memory };
 }
 
@@ -816,7 +817,10 @@ $("newest").addEventListener("click", () => follow(true));
 $("memory-create").addEventListener("click", () => remember(null));
 $("model").addEventListener("change", () => chooseModel());
 $("memory").addEventListener("change", save);
-$("key").addEventListener("change", open);
+$("key").addEventListener("change", () => {
+  try { sessionStorage.setItem("gka.key", JSON.stringify($("key").value)); } catch { /* asked again after a reload */ }
+  open();
+});
 $("panel-button").addEventListener("click", () => togglePanel());
 $("iterations").addEventListener("input", () => {
   const value = Number($("iterations").value);
