@@ -67,6 +67,7 @@ struct Usage {
   std::int64_t completion_tokens = 0;
   std::int64_t remembered_tokens = 0;  // of the prompt (and memory), taken from a snapshot
   std::string why_not_more{};          // one sentence where nothing, or not all that could be, was remembered
+  double queued_seconds = 0;           // from the request to the first look at its prompt
   /// Of the memory's tokens, those that attention still sees (MemoryInfo); none where the request names no memory.
   std::optional<std::int64_t> kept_tokens{};
 };
@@ -157,7 +158,9 @@ class Engine {
                                    std::optional<std::int64_t> keep_tokens = {}) = 0;
   virtual MemoryInfo fork_memory(const std::string& id, std::vector<std::int64_t> more, std::string name,
                                  std::optional<std::int64_t> keep_tokens = {}) = 0;
+  /// Those that this model made. Several engines may share a folder: each finds what the others put there.
   virtual std::vector<MemoryInfo> memories() const = 0;
+  virtual std::optional<MemoryInfo> memory(const std::string& id) const = 0;  // one of them
   virtual bool delete_memory(const std::string& id) = 0;
 
   virtual std::int64_t vocabulary() const = 0;

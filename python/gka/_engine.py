@@ -17,6 +17,7 @@ import operator
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, field
@@ -110,6 +111,7 @@ _SIGNATURES = {
     "gka_engine_context": (c_int64, [c_void_p]),
     "gka_engine_submit": (c_void_p, [c_void_p, POINTER(_Request)]),
     "gka_stream_next": (c_int32, [c_void_p, POINTER(_Event), c_int64]),
+    "gka_stream_cancel": (None, [c_void_p]),
     "gka_stream_free": (None, [c_void_p]),
     "gka_memory_create": (
         c_int32,
@@ -209,14 +211,44 @@ class Memory:
         return cls(plain.id.decode(), plain.name.decode(), *sizes)
 
 
+class _Stops:
+    """Tokens on their way to a reader, held back as long as their texts may be the beginning of a text that stops."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops, self._held = stops, deque()
+        self.found = False
+
+    def push(self, token: Token) -> list[Token]:
+        self._held.append(token)
+        text = "".join(held.text for held in self._held)
+        at = min((place for place in map(text.find, self._stops) if place >= 0), default=-1)
+        if at >= 0:
+            self.found = True
+            return self.end(at)
+        begun = (size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+        free, ready = len(text) - max(begun, default=0), []
+        while self._held and len(self._held[0].text) <= free:
+            free -= len(self._held[0].text)
+            ready.append(self._held.popleft())
+        return ready
+
+    def end(self, most: int | None = None) -> list[Token]:
+        """All that are left, with their texts up to so many characters."""
+        ready, self._held = list(self._held), deque()
+        for token in ready if most is not None else ():
+            token.text, most = token.text[:most], max(most - len(token.text), 0)
+        return ready
+
+
 class Stream:
     """The tokens of one request as they come, to be looped over once.
 
     ``close`` cancels what still runs, and so does letting go of the stream or closing its engine.
     """
 
-    def __init__(self, engine: Engine, handle) -> None:
+    def __init__(self, engine: Engine, handle, stops: Sequence[str] = ()) -> None:
         self._engine, self._handle = engine, handle
+        self._stops, self._ready = _Stops(stops), deque()
         self._process = os.getpid()
         self._lock = threading.Lock()  # close() in one thread waits for next() in another
         self._text = codecs.getincrementaldecoder("utf-8")("replace")  # holds back what is no whole character yet
@@ -229,24 +261,32 @@ class Stream:
         return self
 
     def __next__(self) -> Token:
-        event, state = _Event(), 0
-        while state == 0:  # lets go of the lock and looks up now and then, so that close() and Ctrl-C work
+        event = _Event()
+        while True:  # lets go of the lock and looks up now and then, so that close() and Ctrl-C work
             with self._lock:
+                if self._ready and not self._closed:
+                    return self._ready.popleft()
                 if self._handle is None:
                     if self._end is None and not self._closed:
                         self._engine._open()  # says that it was closed before the request was over
+                    if self._end is not None and self._end[0] == "error":
+                        raise RuntimeError(self._end[3])
                     raise StopIteration
-                state = _library().gka_stream_next(self._handle, byref(event), 100)
-                if state > 0 and event.kind != _END:
-                    return self._token(event)
-                if state > 0:
-                    finish, message = _FINISH[event.finish], event.message.decode()
-                    kept = None if event.kept_tokens < 0 else event.kept_tokens
-                    self._end = finish, event.prompt_tokens, event.remembered_tokens, message, kept
-                    self._free()
-        if self._end[0] == "error":
-            raise RuntimeError(self._end[3])
-        raise StopIteration
+                if _library().gka_stream_next(self._handle, byref(event), 100) <= 0:
+                    continue
+                if event.kind == _END:
+                    self._finish(event)
+                elif not self._stops.found:  # what was drawn before the engine heard of it is nobody's
+                    self._ready.extend(self._stops.push(self._token(event)))
+                    if self._stops.found:
+                        _library().gka_stream_cancel(self._handle)
+
+    def _finish(self, event: _Event) -> None:
+        finish = "stop" if self._stops.found else _FINISH[event.finish]
+        kept = None if event.kept_tokens < 0 else event.kept_tokens
+        self._end = finish, event.prompt_tokens, event.remembered_tokens, event.message.decode(), kept
+        self._ready.extend(self._stops.end())
+        self._free()
 
     def _token(self, event: _Event) -> Token:
         text = self._text.decode(self._engine._piece(event.token))
@@ -270,8 +310,8 @@ class Stream:
 
     def _complete(self) -> Completion:
         tokens = list(self)
-        text = "".join(token.text for token in tokens) + self._text.decode(b"", final=True)
-        return Completion(text, tokens, *self._end)
+        rest = "" if self._stops.found else self._text.decode(b"", final=True)
+        return Completion("".join(token.text for token in tokens) + rest, tokens, *self._end)
 
 
 class Engine:
@@ -408,6 +448,7 @@ class Engine:
         frequency_penalty: float = 0.0,
         logit_bias: dict[int, float] | None = None,
         seed: int = 0,
+        stop: str | Sequence[str] = (),
         stop_tokens: Sequence[int] = (),
         min_tokens: int = 0,
         ignore_eos: bool = False,
@@ -418,11 +459,18 @@ class Engine:
     ) -> Stream:
         """Yields each token as it comes. ``temperature=0`` takes the likeliest; ``iterations`` may be "auto".
 
-        Leaving the loop cancels the request.
+        ``stop``: a text, or several, at which the answer ends; it is not part of it. Leaving the loop cancels the
+        request.
         """
         bias = logit_bias or {}
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if not all(isinstance(text, str) and text for text in stops):
+            raise ValueError(f"stop takes a text or a list of texts, none of them empty, and is {stop!r}")
+        if stops:
+            self._known_tokenizer()
         return self._submit(
             prompt,
+            stops,
             stop=_integers(stop_tokens),
             stop_tokens=len(stop_tokens),
             bias=_integers(list(bias)),
@@ -449,6 +497,7 @@ class Engine:
         """Every token of a text with its log-probability given those before it (the first has None)."""
         stream = self._submit(
             text,
+            (),
             temperature=1,
             top_p=1,
             repetition_penalty=1,
@@ -536,7 +585,7 @@ class Engine:
         count = _library().gka_tokenizer_piece(self._tokenizer, token, byref(start))
         return ctypes.string_at(start, count) if count else b""
 
-    def _submit(self, prompt, **fields) -> Stream:
+    def _submit(self, prompt, stops: Sequence[str], **fields) -> Stream:
         engine = self._open()
         ids = self._ids(prompt)
         request = _Request(prompt=_integers(ids), prompt_tokens=len(ids))
@@ -545,6 +594,6 @@ class Engine:
                 setattr(request, name, value)
             except TypeError:
                 raise TypeError(f"{name} is {value!r}, which is no number that it takes") from None
-        stream = Stream(self, _checked(_library().gka_engine_submit(engine, byref(request))))
+        stream = Stream(self, _checked(_library().gka_engine_submit(engine, byref(request))), stops)
         self._streams.add(stream)
         return stream

@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/model_inputs.h"
 #include "cli/progress.h"
+#include "cli/white_space.h"
 #include "data/model_tokenizer.h"
 #include "infer/engine.h"
 #include "models/checkpoint.h"
@@ -79,7 +80,9 @@ std::shared_ptr<serve::Model> load_model(const Arguments& arguments, std::size_t
   const auto name = at < arguments.names.size() ? arguments.names[at] : name_of(given, taken);
   if (!arguments.memories.empty()) {
     options.memories = std::filesystem::path(arguments.memories);
-    if (arguments.models.size() > 1) options.memories /= name;
+    // Models share the folder: each knows its own. Where an older gka has given one a folder of its own, it stays
+    // there.
+    if (std::filesystem::is_directory(options.memories / name)) options.memories /= name;
     std::error_code failed;
     std::filesystem::create_directories(options.memories, failed);
     if (failed)
@@ -89,6 +92,7 @@ std::shared_ptr<serve::Model> load_model(const Arguments& arguments, std::size_t
   auto tokenizer = tokenizer_of(arguments, folder);
   auto chat = serve::ChatTemplate::load(folder);
   auto engine = infer::Engine::load(given, options);
+  (void)engine->memories();  // whose they are takes a look at every weight: now, and not when the first is asked for
   auto ends = engine->end_tokens();
   if (tokenizer.vocab_size() > engine->vocabulary()) {
     throw std::runtime_error("the tokenizer of " + given.string() + " has " + std::to_string(tokenizer.vocab_size()) +
@@ -99,6 +103,7 @@ std::shared_ptr<serve::Model> load_model(const Arguments& arguments, std::size_t
                                                      .encoder = serve::Encoder(std::move(tokenizer)),
                                                      .chat = std::move(chat),
                                                      .engine = std::move(engine),
+                                                     .defaults = serve::sampling_defaults(folder),
                                                      .end_tokens = std::move(ends)});
 }
 
@@ -107,11 +112,19 @@ std::vector<std::string> read_keys(const std::string& path) {
   std::vector<std::string> keys;
   std::istringstream text(read_text(path));
   for (std::string line; std::getline(text, line);) {
-    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
-    if (!line.empty() && line[0] != '#') keys.push_back(line);
+    const auto key = without_leading_space(without_trailing_space(line));
+    if (!key.empty() && key[0] != '#') keys.emplace_back(key);
   }
   if (keys.empty()) throw std::runtime_error("the file of keys " + path + " has none");
   return keys;
+}
+
+/// A browser names a page's site with its scheme and port and nothing after them; another text would never match.
+std::string check_origin(const std::string& text) {
+  const auto place = text.find("://");
+  const bool site =
+      place != std::string::npos && place + 3 < text.size() && text.find('/', place + 3) == std::string::npos;
+  return site || text == "*" ? "" : "takes a site as in https://example.com, or *, and got '" + text + "'";
 }
 
 void check_names(const Arguments& arguments) {
@@ -206,8 +219,10 @@ Action declare_serve(CLI::App& app) {
       ->type_name("MIB")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
-  app.add_option("--cors-origin", service.cors,
-                 "A site whose pages may call this server ('*': any); may be given several times")
+  app.add_option(
+         "--cors-origin", service.cors,
+         "A site whose pages may call this server, as in https://example.com ('*': any); may be given several times")
+      ->check(check_origin)
       ->allow_extra_args(false);
   app.add_option("--certificate", http.certificate, "Serve TLS with this PEM file")->type_name("FILE");
   app.add_option("--certificate-key", http.key, "and its key")->type_name("FILE");
@@ -217,6 +232,18 @@ Action declare_serve(CLI::App& app) {
   app.add_flag("--log-json", service.log_json, "Log lines as JSON");
   app.add_flag("--log-text", service.log_text, "Log answers' text too");
   app.add_flag("--quiet", service.quiet, "Log nothing");
+  app.footer(
+      "Prints its address once models are loaded; a browser finds a chat there, OpenAI's clients the API under /v1.\n"
+      "Ctrl-C or SIGTERM lets running answers end, a second one stops at once.\n"
+      "\n"
+      "Examples:\n"
+      "  gka serve model\n"
+      "  gka serve runs/book --tokenizer bytes --port 0 --memories kept\n"
+      "  gka serve chat-model recall-8m --name chat --name recall --weights bfloat16\n"
+      "  gka serve model --host 0.0.0.0 --api-key-file keys.txt --certificate cert.pem --certificate-key key.pem\n"
+      "\n"
+      "  curl http://127.0.0.1:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": "
+      "\"Hello\"}]}'");
   return [arguments] { return run(*arguments); };
 }
 

@@ -178,17 +178,21 @@ class EngineOnAThread final : public Engine {
     return make_memory(own_memory(id), std::move(more), std::move(name), keep_tokens);
   }
 
-  std::vector<MemoryInfo> memories() const override { return memories_.list(); }
+  /// Those that this model made: a folder may hold others'.
+  std::vector<MemoryInfo> memories() const override {
+    for (const auto& gone : memories_.look_again()) let_go_of(gone);
+    return memories_.empty() ? std::vector<MemoryInfo>() : memories_.list(model());
+  }
+
+  std::optional<MemoryInfo> memory(const std::string& id) const override {
+    const auto found = known_memory(id);
+    return found && found->model == model() ? std::optional(found->info) : std::nullopt;
+  }
 
   bool delete_memory(const std::string& id) override {
-    const auto gone = memories_.remove(id);
-    if (!gone) return false;
-    if (gone->resident) {
-      post_task([tokens = on_grid(gone->tokens), kind = own_kind(*gone)](Scheduler& scheduler) {
-        scheduler.snapshots().unpin(kind, tokens);
-      });
-    }
-    return true;
+    const auto gone = memory(id) ? memories_.remove(id) : std::nullopt;
+    if (gone) let_go_of(*gone);
+    return gone.has_value();
   }
 
   std::int64_t vocabulary() const override { return decoder_.config().vocab_size; }
@@ -206,6 +210,13 @@ class EngineOnAThread final : public Engine {
   Kind own_kind(const Memory& memory) const {
     return {.iterations = decoder_.config().mixer.gka.num_iter, .cuts = memory.cuts};
   }
+  /// Its snapshot is one like any other from now on.
+  void let_go_of(const Memory& memory) const {
+    if (!memory.resident) return;
+    post_task([tokens = on_grid(memory.tokens), kind = own_kind(memory)](Scheduler& scheduler) {
+      scheduler.snapshots().unpin(kind, tokens);
+    });
+  }
   std::int64_t page_bytes() const { return sequence_bytes(decoder_, context(), fitting_.pool.int8_pages).page; }
 
   /// The model's hash, which takes a look at every weight: made when first asked for.
@@ -214,8 +225,15 @@ class EngineOnAThread final : public Engine {
     return hash_;
   }
 
+  std::optional<Memory> known_memory(const std::string& id) const {
+    auto memory = memories_.find(id);
+    if (!memory || !Memories::was_removed(*memory)) return memory;
+    for (const auto& gone : memories_.look_again()) let_go_of(gone);
+    return std::nullopt;
+  }
+
   Memory own_memory(const std::string& id) const {
-    const auto memory = memories_.find(id);
+    const auto memory = known_memory(id);
     if (!memory) refuse(Refused::Reason::unknown_memory, "memory", "there is no memory '" + id + "'");
     if (memory->model != model()) refuse("memory", "the memory '" + id + "' was made with another model");
     return *memory;
@@ -235,7 +253,12 @@ class EngineOnAThread final : public Engine {
     check(*sequence, before.cuts);
     fetch_before(*sequence, before);
     const auto remembered = remember(std::move(sequence), memory);
-    if (!memory.file.empty()) write_memory(memory, remembered);
+    try {
+      if (!memory.file.empty()) write_memory(memory, remembered);
+    } catch (...) {
+      let_go_of(memory);  // or a disk that is full would fill the caches too
+      throw;
+    }
     memories_.add(memory);
     return memory.info;
   }
@@ -320,7 +343,7 @@ class EngineOnAThread final : public Engine {
     return true;
   }
 
-  void post_task(std::function<void(Scheduler&)> task) {
+  void post_task(std::function<void(Scheduler&)> task) const {
     {
       const std::lock_guard lock(mutex_);
       tasks_.push_back(std::move(task));
@@ -465,15 +488,15 @@ class EngineOnAThread final : public Engine {
   const models::Decoder decoder_;
   const EngineOptions options_;
   const SchedulerOptions fitting_;
-  Memories memories_;
+  mutable Memories memories_;  // whose folder others change
   mutable std::once_flag hashed_;
   mutable std::string hash_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable std::condition_variable changed_;
   std::deque<std::unique_ptr<Sequence>> inbox_;
   std::vector<RequestId> cancelled_;
-  std::vector<std::function<void(Scheduler&)>> tasks_;
+  mutable std::vector<std::function<void(Scheduler&)>> tasks_;
   Stats stats_{};
   RequestId last_id_ = 0;
   bool ready_ = false, stopping_ = false, closing_ = false, idle_ = true;

@@ -4,11 +4,13 @@
 #include <sys/file.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <random>
+#include <set>
 #include <stdexcept>
 
 #include "base/files.h"
@@ -83,6 +85,12 @@ void remove_abandoned(const fs::path& folder) {
     const Descriptor file(::open(found.path().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.open() && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(found.path().c_str());
   }
+}
+
+/// Not there, which is more than that it cannot be seen just now.
+bool is_gone(const fs::path& file) {
+  std::error_code none;
+  return fs::status(file, none).type() == fs::file_type::not_found;
 }
 
 std::int64_t now() {
@@ -183,27 +191,60 @@ Memories::Memories(fs::path folder) : folder_(std::move(folder)) {
   fs::create_directories(folder_, failure);
   if (failure) throw std::runtime_error("cannot make the folder " + folder_.string() + ": " + failure.message());
   remove_abandoned(folder_);
-  for (const auto& found : fs::directory_iterator(folder_)) {
-    if (found.path().extension() != kEnding) continue;
-    try {
-      auto memory = read_memory(found.path());
-      memories_.emplace(memory.info.id, std::move(memory));
-    } catch (const std::exception& error) {
+  look_again();
+}
+
+void Memories::take_in(const fs::path& file) {
+  try {
+    auto memory = read_memory(file);
+    memories_.emplace(memory.info.id, std::move(memory));
+  } catch (const std::exception& error) {
+    if (unreadable_.insert(file.string()).second)  // said once
       std::cerr << "gka: warning: a memory was left out: " << error.what() << "\n";
-    }
   }
 }
 
-std::optional<Memory> Memories::find(const std::string& id) const {
+bool Memories::was_removed(const Memory& memory) { return !memory.file.empty() && is_gone(memory.file); }
+
+std::vector<Memory> Memories::look_again() {
+  std::vector<Memory> gone;
+  if (folder_.empty()) return gone;
   const std::lock_guard lock(mutex_);
-  const auto found = memories_.find(id);
+  std::set<std::string> known;
+  for (auto memory = memories_.begin(); memory != memories_.end();) {
+    if (!is_gone(memory->second.file)) {
+      known.insert((memory++)->second.file.string());
+    } else {
+      gone.push_back(std::move(memory->second));
+      memory = memories_.erase(memory);
+    }
+  }
+  std::error_code none;
+  for (const auto& found : fs::directory_iterator(folder_, none)) {
+    if (found.path().extension() == kEnding && !known.contains(found.path().string())) take_in(found.path());
+  }
+  return gone;
+}
+
+std::optional<Memory> Memories::find(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  const bool named = id.starts_with("mem-") && std::ranges::all_of(id.substr(4), [](unsigned char c) {
+                       return std::isxdigit(c) != 0;
+                     });  // as ours are: never a path
+  auto found = memories_.find(id);
+  if (found == memories_.end() && named && !folder_.empty()) {
+    if (const auto file = folder_ / (id + kEnding); !is_gone(file)) take_in(file);
+    found = memories_.find(id);
+  }
   return found == memories_.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::vector<MemoryInfo> Memories::list() const {
+std::vector<MemoryInfo> Memories::list(const std::string& model) const {
   const std::lock_guard lock(mutex_);
   std::vector<MemoryInfo> all;
-  for (const auto& [id, memory] : memories_) all.push_back(memory.info);
+  for (const auto& [id, memory] : memories_) {
+    if (memory.model == model) all.push_back(memory.info);
+  }
   std::ranges::stable_sort(all, {}, &MemoryInfo::created);
   return all;
 }

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,9 +50,15 @@ class Memories {
   /// Takes in the files of a folder (empty: none), which is made where there is none.
   explicit Memories(std::filesystem::path folder);
 
-  std::optional<Memory> find(const std::string& id) const;
-  std::vector<MemoryInfo> list() const;
+  /// Looks into the folder where there is none of that id: another server may have put it there.
+  std::optional<Memory> find(const std::string& id);
+  /// Those of a model, the oldest first.
+  std::vector<MemoryInfo> list(const std::string& model) const;
   bool empty() const;
+  /// Takes in what other servers have put into the folder, and lets go of what they have removed from it: those come
+  /// back.
+  std::vector<Memory> look_again();
+  static bool was_removed(const Memory& memory);  // by another server
   /// A memory with an id and a date of its own, not yet in the table.
   Memory make(std::string name, std::vector<std::int64_t> tokens, Cuts cuts, std::string model) const;
   void add(Memory memory);
@@ -60,9 +67,12 @@ class Memories {
   bool set_resident(const std::string& id);  // false: it is gone
 
  private:
+  void take_in(const std::filesystem::path& file);  // with the lock held
+
   std::filesystem::path folder_;
   mutable std::mutex mutex_;
   std::map<std::string, Memory> memories_;
+  std::set<std::string> unreadable_;  // files that are no memories, of which that was said
 };
 
 }  // namespace gka::infer

@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -375,6 +376,8 @@ void Scheduler::go_on_from(Sequence& sequence, Snapshots::Hit hit) {
     sequence.dropped = hit.dropped;
     cut(sequence);
   }
+  const std::chrono::duration<double> queued = std::chrono::steady_clock::now() - sequence.arrived;
+  sequence.usage.queued_seconds = queued.count();
   sequence.usage.remembered_tokens = hit.tokens;
   sequence.usage.why_not_more = why_not_more(sequence, hit);
   stats_.remembered_tokens += hit.tokens;

@@ -1,6 +1,7 @@
 // One request on its way through the engine.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,6 +21,7 @@ using Tokens = std::vector<std::int64_t>;
 
 struct Sequence {
   RequestId id = 0;
+  std::chrono::steady_clock::time_point arrived = std::chrono::steady_clock::now();
   Request request;
   Sink sink;
   Tokens tokens;                   // the memory's, the prompt's, and those that came

@@ -46,10 +46,11 @@ std::string template_text(const Json& config) {
 std::string joined_parts(const Json& parts, const std::string& param) {
   std::string text;
   for (const auto& part : parts) {
-    const bool fine = part.is_object() && part.value("type", Json("text")) == "text" && part.contains("text") &&
-                      part["text"].is_string();
-    if (!fine) throw bad_request("'" + param + "' takes a text, or a list of {\"type\": \"text\", \"text\": …}", param);
-    text += (text.empty() ? "" : "\n") + part["text"].get<std::string>();
+    const auto type = part.is_object() ? part.value("type", Json("text")) : Json();
+    const char* name = type == "refusal" ? "refusal" : "text";  // what a model may have said, as its client keeps it
+    if (type != name || !part.contains(name) || !part[name].is_string())
+      throw bad_request("'" + param + "' takes a text, or a list of {\"type\": \"text\", \"text\": …}", param);
+    text += (text.empty() ? "" : "\n") + part[name].get<std::string>();
   }
   return text;
 }
@@ -96,6 +97,45 @@ Json checked_messages(const Json& messages, const std::string& param) {
   return out;
 }
 
+namespace {
+
+std::string in_marks(const char* mark, const std::string& text) {
+  return "<" + std::string(mark) + ">\n" + text + "\n</" + mark + ">";
+}
+
+/// For a template that knows nothing of tools: what there is to call stands in the system message, and calls and their
+/// results are words of the conversation, in the form that answers are read in.
+Json with_tools_in_words(Json messages, const Json& tools) {
+  std::string list;
+  for (const auto& tool : tools) list += (list.empty() ? "" : "\n") + dumped(tool);
+  const auto about = "You can call functions. They are, one a line:\n" + in_marks("tools", list) +
+                     "\nTo call one, write its name and arguments as JSON, like this:\n" +
+                     in_marks("tool_call", R"({"name": "its name", "arguments": {"its": "arguments"}})");
+  for (auto& message : messages) {
+    auto text = message["content"].get<std::string>();
+    for (const auto& call : message.value("tool_calls", Json::array())) {
+      const auto& function = call["function"];
+      const Json said{{"name", function["name"]}, {"arguments", function.value("arguments", Json::object())}};
+      text += (text.empty() ? "" : "\n") + in_marks("tool_call", dumped(said));
+    }
+    message.erase("tool_calls");
+    if (message["role"] == "tool") {
+      message["role"] = "user";
+      text = in_marks("tool_response", text);
+    }
+    message["content"] = text;
+  }
+  const auto role = messages[0]["role"];
+  if (role == "system" || role == "developer") {
+    messages[0]["content"] = messages[0]["content"].get<std::string>() + "\n\n" + about;
+  } else {
+    messages.insert(messages.begin(), Json{{"role", "system"}, {"content", about}});
+  }
+  return messages;
+}
+
+}  // namespace
+
 ChatTemplate ChatTemplate::load(const std::filesystem::path& folder) {
   const auto config = read_config(folder / "tokenizer_config.json");
   const auto file = folder / "chat_template.jinja";
@@ -122,15 +162,19 @@ std::vector<std::string> ChatTemplate::stops() const {
 jinja::Text ChatTemplate::render(const Turn& turn) const {
   using jinja::Origin;
   using jinja::Value;
-  const auto messages = checked_messages(turn.messages, "messages");
+  auto messages = checked_messages(turn.messages, "messages");
+  const bool tools = turn.tools.is_array() && !turn.tools.empty();
+  if (tools && !mentions("tools")) messages = with_tools_in_words(std::move(messages), turn.tools);
+  for (auto& message : messages) {  // OpenAI's newer name, which few templates know: they would drop what it says
+    if (message["role"] == "developer" && !mentions("developer")) message["role"] = "system";
+  }
   jinja::Dict variables;
   if (turn.values.is_object()) {
     for (const auto& [key, value] : turn.values.items()) variables.set(key, Value::from_json(value, Origin::request));
   }
   variables.set("messages", Value::from_json(messages, Origin::request));
   variables.set("add_generation_prompt", turn.add_generation_prompt && !turn.continue_final_message);
-  if (turn.tools.is_array() && !turn.tools.empty())
-    variables.set("tools", Value::from_json(turn.tools, Origin::request));
+  if (tools) variables.set("tools", Value::from_json(turn.tools, Origin::request));
   variables.set("bos_token", bos_);
   variables.set("eos_token", eos_);
   try {

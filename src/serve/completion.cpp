@@ -173,8 +173,7 @@ void Completion::begin_choice(std::size_t at) {
   auto& choice = choices_[at];
   if (std::exchange(choice.begun, true)) return;
   if (!plan_.ask.stream) return;
-  exchange_->start(200, "text/event-stream; charset=utf-8",
-                   {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
+  open_stream();
   if (plan_.chat) {
     auto event = chunk();
     event["choices"] = Json::array({{{"index", at},
@@ -250,7 +249,8 @@ void Completion::close_choice(std::size_t at, const End& end) {
   Finished answer{.reason = choice.finish, .seconds = seconds(), .usage = choice.usage};
   if (!choice.tokens.empty()) answer.first_token_seconds = since(choice.first);
   if (choice.tokens.size() > 1) {
-    answer.token_seconds = (since(choice.last) - since(choice.first)) / static_cast<double>(choice.tokens.size() - 1);
+    answer.answering_seconds = since(choice.last) - since(choice.first);
+    answer.token_seconds = answer.answering_seconds / static_cast<double>(choice.tokens.size() - 1);
   }
   answer.iterations = plan_.requests[at].iterations.value_or(plan_.model->engine->iterations());
   for (const auto& token : choice.tokens) {
@@ -262,6 +262,9 @@ void Completion::close_choice(std::size_t at, const End& end) {
 void Completion::finish_if_over() {
   if (done_ || !std::ranges::all_of(choices_, &Choice::over)) return;
   done_ = true;
+  std::size_t longest = 0;
+  for (const auto& choice : choices_) longest = std::max(longest, choice.tokens.size());
+  surroundings_.metrics->longest_answer(plan_.model->name, longest);
   if (plan_.ask.stream) {
     if (plan_.include_usage) {
       auto event = chunk();
@@ -304,13 +307,34 @@ void Completion::abandon(const std::string& why) {
   if (std::exchange(done_, true)) return;
   const bool ready = is_ready();
   cancel_all();
-  if (ready) surroundings_.metrics->finished(plan_.model->name, {.reason = "abort", .seconds = seconds()});
+  for (std::size_t i = 0; ready && i < choices_.size(); ++i) {
+    if (choices_[i].over) continue;
+    Finished left{.reason = "abort", .seconds = seconds()};
+    left.usage.prompt_tokens = std::ssize(plan_.requests[i].prompt);
+    left.usage.completion_tokens = std::ssize(choices_[i].tokens);
+    surroundings_.metrics->finished(plan_.model->name, left);
+  }
   surroundings_.on_done(*this, why);
 }
 
 // --- JSON
 
-void Completion::stream(const Json& event) { exchange_->write("data: " + dumped(event) + "\n\n"); }
+void Completion::open_stream() {
+  exchange_->start(200, "text/event-stream; charset=utf-8",
+                   {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
+}
+
+void Completion::stream(const Json& event) {
+  written_ = Clock::now();
+  exchange_->write("data: " + dumped(event) + "\n\n");
+}
+
+void Completion::beat(std::chrono::milliseconds silence) {
+  if (done_ || !is_ready() || !plan_.ask.stream || Clock::now() - written_ < silence) return;
+  written_ = Clock::now();
+  open_stream();
+  exchange_->write(": not a token yet\n\n");
+}
 
 Json Completion::chunk() const {
   Json event{{"id", id_},

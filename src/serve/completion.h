@@ -37,6 +37,9 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void abandon(const std::string& why);
   /// On the server's thread: the request failed before it was submitted.
   void refuse(const Problem& problem);
+  /// On the server's thread: a stream that has been silent for so long (a long prompt is being read, or waits its turn)
+  /// gets a line that clients skip, so that nobody between takes the connection for dead.
+  void beat(std::chrono::milliseconds silence);
   /// On the server's thread: ends it with an error, also in mid-stream.
   void fail(const Problem& problem);
 
@@ -98,6 +101,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void cancel_all();
   bool is_ready() const;
 
+  void open_stream();
   void stream(const Json& event);
   void stream_delta(std::size_t at, const Delta& delta);
   Json chunk() const;
@@ -116,7 +120,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   Plan plan_;
   std::vector<Choice> choices_;
   std::int64_t created_;
-  Clock::time_point start_ = Clock::now();
+  Clock::time_point start_ = Clock::now(), written_ = start_;  // the stream, last
   bool done_ = false;
   Json refusal_ = Json::object();
 

@@ -45,7 +45,14 @@ constexpr std::string_view kChoice =
     R"({"anyOf": [{"enum": ["auto", "none", "required"]},
                   {"type": "object", "required": ["function"],
                    "properties": {"function": {"type": "object", "required": ["name"],
-                                               "properties": {"name": {"type": "string", "minLength": 1}}}}}]})";
+                                               "properties": {"name": {"type": "string", "minLength": 1}}}}},
+                  {"type": "object", "required": ["type", "allowed_tools"],
+                   "properties": {"type": {"const": "allowed_tools"},
+                                  "allowed_tools": {"type": "object", "required": ["mode", "tools"],
+                                                    "properties": {"mode": {"enum": ["auto", "required"]},
+                                                                   "tools": {"type": "array", "minItems": 1,
+                                                                             "items": {"type": "object"}}}}}}]})";
+constexpr std::string_view kModalities = R"({"type": "array", "items": {"const": "text"}})";
 
 const std::array kFields{
     Field{"model", &Ask::model, kBoth, 0, 0, "", "", "One of /v1/models; may be left out where there is one"},
@@ -90,7 +97,8 @@ const std::array kFields{
           "text, json_object, or json_schema with its schema"},
     Field{"tools", &Ask::tools, kChat, 0, 0, "", kTools, "Functions the model may call"},
     Field{"tool_choice", &Ask::tool_choice, kChat, 0, 0, "\"auto\"", kChoice,
-          "auto, none, required, or a function by name"},
+          "auto, none, required, a function by name, or some of the tools (allowed_tools)"},
+    Field{"modalities", &Ask::modalities, kChat, 0, 0, "", kModalities, "Text is what there is"},
     Field{"chat_template_kwargs", &Ask::template_values, kChat, 0, 0, "", kObject, "More variables for the template"},
     Field{"add_generation_prompt", &Ask::add_generation_prompt, kChat, 0, 0, "true", "",
           "Let the template open the answer"},
@@ -116,6 +124,11 @@ const std::array kFields{
     Field{"service_tier", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
     Field{"parallel_tool_calls", &Ask::ignored, kChat, 0, 0, "", kAnything, "Ignored"},
     Field{"reasoning_effort", &Ask::ignored, kChat, 0, 0, "", kAnything, "Ignored"},
+    Field{"verbosity", &Ask::ignored, kChat, 0, 0, "", kAnything, "Ignored"},
+    Field{"prediction", &Ask::ignored, kChat, 0, 0, "", kAnything, "Ignored: it only makes an answer come sooner"},
+    Field{"moderation", &Ask::ignored, kChat, 0, 0, "", kAnything, "Ignored"},
+    Field{"prompt_cache_options", &Ask::ignored, kChat, 0, 0, "", kAnything, "Ignored"},
+    Field{"prompt_cache_retention", &Ask::ignored, kChat, 0, 0, "", kAnything, "Ignored"},
     Field{"safety_identifier", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
     Field{"prompt_cache_key", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored: every prefix is remembered"},
     Field{"spaces_between_special_tokens", &Ask::ignored, kBoth, 0, 0, "", kAnything, "Ignored"},
@@ -224,6 +237,7 @@ Ask read_ask(const Json& body, Endpoint endpoint) {
     };
     const auto* field = std::ranges::find_if(kFields, is_it);
     if (field == kFields.end()) {
+      if (value.is_null()) continue;  // left out
       throw bad_request(unknown_key(key.substr(0, 100), "the body", known), key.substr(0, 100), "unknown_field");
     }
     if (!value.is_null()) std::visit(Reader{*field, value, ask}, field->member);

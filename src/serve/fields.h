@@ -18,7 +18,7 @@ namespace gka::serve {
 struct Ask {
   std::string model, memory, suffix;
   Json prompt, messages, tools, tool_choice, response_format, template_values, stop, stop_token_ids, logit_bias,
-      stream_options, iterations, logprobs, ignored;
+      stream_options, iterations, logprobs, modalities, ignored;
   std::int64_t n = 1;
   std::optional<std::int64_t> max_tokens, max_completion_tokens, best_of, seed, top_logprobs, prompt_logprobs;
   std::int64_t min_tokens = 0, top_k = 0;

@@ -1,194 +1,22 @@
-// JSON as a machine with a stack. A schema becomes a tree of `Form`s; a `State` is what has been read so far: a stack
-// of frames, each a value that is open. A token is allowed when all of its bytes lead from one state to the next.
-//
-// What a schema may say: type (one or several), properties, required, additionalProperties (true, false), items,
-// minItems, maxItems, enum, const, anyOf/oneOf, $ref into $defs, and string, number, integer, boolean, null without
-// further limits. Properties come in the order the schema has them. Anything else is refused by name.
+// JSON as a machine with a stack. A schema becomes a tree of `Form`s (schema.h); a `State` is what has been read so
+// far: a stack of frames, each a value that is open. A token is allowed when all of its bytes lead from one state to
+// the next.
 #include "serve/grammar.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <mutex>
 
 #include "data/unicode.h"
+#include "serve/schema.h"
 
 namespace gka::serve {
 namespace {
 
-constexpr int kDeepest = 48;             // of open values: an answer cannot nest for ever
-constexpr std::size_t kMostStates = 64;  // readings kept at once, where a schema allows several
-constexpr int kMostSpace = 2;            // white space in a row: a model that likes it would never end
-
-struct Form {
-  enum class Kind : std::uint8_t { any, object, array, string, number, integer, literal, choice } kind = Kind::any;
-  struct Property {
-    std::string key;  // as JSON, with its quotes
-    std::shared_ptr<const Form> value;
-    bool required = false;
-  };
-  std::vector<Property> properties{};
-  bool open = true;  // of an object: other keys too
-  std::shared_ptr<const Form> items{};
-  std::size_t least = 0, most = SIZE_MAX;            // of an array
-  std::string text{};                                // of a literal, as JSON
-  std::vector<std::shared_ptr<const Form>> forms{};  // of a choice
-};
-using FormPtr = std::shared_ptr<const Form>;
-
-// --- schema to forms
-
-FormPtr literal(const Json& value) {
-  auto form = std::make_shared<Form>();
-  form->kind = Form::Kind::literal;
-  form->text = dumped(value);
-  return form;
-}
-
-FormPtr any_of(std::vector<FormPtr> forms) {
-  if (forms.size() == 1) return forms[0];
-  auto form = std::make_shared<Form>();
-  form->kind = Form::Kind::choice;
-  form->forms = std::move(forms);
-  return form;
-}
-
-class SchemaReader {
- public:
-  /// `param`: the field of the request that the schema stands in.
-  explicit SchemaReader(const Json& root, std::string param = "response_format")
-      : root_(root), param_(std::move(param)) {}
-
-  FormPtr read(const Json& schema, int depth = 0) {
-    if (depth > 32) throw problem("is nested too deep, or refers to itself");
-    if (schema.is_boolean() && schema.get<bool>()) return std::make_shared<Form>();
-    if (!schema.is_object()) throw problem("has a part that is not an object");
-    check_keywords(schema);
-    if (schema.contains("$ref")) return read(referred(schema["$ref"]), depth + 1);
-    if (schema.contains("const")) return literal(schema["const"]);
-    if (schema.contains("enum")) return enumeration(schema["enum"]);
-    for (const auto* word : {"anyOf", "oneOf"}) {
-      if (schema.contains(word)) return choice(schema[word], depth);
-    }
-    if (!schema.contains("type"))
-      return schema.contains("properties") ? object(schema, depth) : std::make_shared<Form>();
-    if (schema["type"].is_array()) return types(schema, depth);
-    return typed(schema, schema["type"], depth);
-  }
-
- private:
-  Problem problem(const std::string& what) const {
-    return bad_request("the schema of '" + param_ + "' " + what, param_, "unsupported_schema");
-  }
-
-  void check_keywords(const Json& schema) const {
-    static constexpr std::string_view kKnown[] = {"type",    "properties",  "required", "additionalProperties",
-                                                  "items",   "minItems",    "maxItems", "enum",
-                                                  "const",   "anyOf",       "oneOf",    "$ref",
-                                                  "$defs",   "definitions", "title",    "description",
-                                                  "default", "examples",    "$schema",  "$id",
-                                                  "strict",  "nullable",    "$comment", "deprecated"};
-    for (const auto& [key, value] : schema.items()) {
-      if (std::ranges::find(kKnown, key) == std::end(kKnown))
-        throw problem("has '" + key.substr(0, 40) + "', which is not supported");
-    }
-  }
-
-  const Json& referred(const Json& reference) const {
-    const std::string path = reference.is_string() ? reference.get<std::string>() : "";
-    if (!path.starts_with("#/")) throw problem("has a $ref that does not start with #/");
-    try {
-      return root_.at(Json::json_pointer(path.substr(1)));
-    } catch (const nlohmann::json::exception&) {
-      throw problem("has a $ref to '" + path.substr(0, 60) + "', which is not there");
-    }
-  }
-
-  FormPtr enumeration(const Json& values) const {
-    if (!values.is_array() || values.empty() || values.size() > 256)
-      throw problem("has an enum that is not a list of 1 to 256 values");
-    std::vector<FormPtr> forms;
-    for (const auto& value : values) forms.push_back(literal(value));
-    return any_of(std::move(forms));
-  }
-
-  FormPtr choice(const Json& schemas, int depth) {
-    if (!schemas.is_array() || schemas.empty() || schemas.size() > 32)
-      throw problem("has an anyOf that is not a list of 1 to 32 schemas");
-    std::vector<FormPtr> forms;
-    for (const auto& schema : schemas) forms.push_back(read(schema, depth + 1));
-    return any_of(std::move(forms));
-  }
-
-  FormPtr types(const Json& schema, int depth) {
-    std::vector<FormPtr> forms;
-    for (const auto& type : schema["type"]) forms.push_back(typed(schema, type, depth));
-    if (forms.empty()) throw problem("has an empty list of types");
-    return any_of(std::move(forms));
-  }
-
-  FormPtr typed(const Json& schema, const Json& type, int depth) {
-    if (type == "object") return object(schema, depth);
-    if (type == "array") return array(schema, depth);
-    if (type == "null") return literal(nullptr);
-    if (type == "boolean") return any_of({literal(true), literal(false)});
-    auto form = std::make_shared<Form>();
-    if (type == "string") {
-      form->kind = Form::Kind::string;
-    } else if (type == "number") {
-      form->kind = Form::Kind::number;
-    } else if (type == "integer") {
-      form->kind = Form::Kind::integer;
-    } else {
-      throw problem("has the type " + dumped(type).substr(0, 40) + ", which is none");
-    }
-    return form;
-  }
-
-  FormPtr object(const Json& schema, int depth) {
-    auto form = std::make_shared<Form>();
-    form->kind = Form::Kind::object;
-    const auto required = schema.value("required", Json::array());
-    const auto needed = [&](const std::string& key) {
-      return required.is_array() && std::ranges::find(required, Json(key)) != required.end();
-    };
-    const auto properties = schema.value("properties", Json::object());
-    if (!properties.is_object() || properties.size() > 256)
-      throw problem("has properties that are not an object of up to 256");
-    for (const auto& [key, value] : properties.items()) {
-      form->properties.push_back({dumped(Json(key)), read(value, depth + 1), needed(key)});
-    }
-    for (const auto& key : required.is_array() ? required : Json::array()) {
-      if (!key.is_string() || !properties.contains(key.get<std::string>()))
-        throw problem("requires a property it does not describe");
-    }
-    const auto others = schema.value("additionalProperties", Json(properties.empty()));
-    if (others.is_object()) {
-      form->items = read(others, depth + 1);
-    } else if (!others.is_boolean()) {
-      throw problem("has additionalProperties that are neither true, false nor a schema");
-    }
-    // Keys the schema does not name are allowed only where it names none: in between they would hide its own.
-    form->open = form->properties.empty() && (others.is_object() || others.get<bool>());
-    return form;
-  }
-
-  FormPtr array(const Json& schema, int depth) {
-    auto form = std::make_shared<Form>();
-    form->kind = Form::Kind::array;
-    if (schema.contains("items")) form->items = read(schema["items"], depth + 1);
-    const auto count = [&](const char* name, std::size_t otherwise) {
-      if (!schema.contains(name)) return otherwise;
-      if (!schema[name].is_number_unsigned()) throw problem(std::string("has a ") + name + " that is no whole number");
-      return schema[name].get<std::size_t>();
-    };
-    form->least = count("minItems", 0);
-    form->most = count("maxItems", SIZE_MAX);
-    return form;
-  }
-
-  const Json& root_;
-  std::string param_;
-};
+constexpr int kDeepest = 48;               // of open values: an answer cannot nest for ever
+constexpr std::size_t kMostStates = 1024;  // readings kept at once, where a schema allows several
+constexpr int kMostSpace = 2;              // white space in a row: a model that likes it would never end
 
 // --- the machine
 
@@ -209,6 +37,7 @@ struct Frame {
   } at = At::value;
   const Form* form = nullptr;
   std::uint32_t place = 0, index = 0, count = 0;
+  std::int64_t value = 0;  // of a number within bounds: its digits so far
   bool operator==(const Frame&) const = default;
 };
 
@@ -220,6 +49,10 @@ struct State {
   bool in_text() const {
     if (stack.empty() || stack.back().place != 0) return false;
     return stack.back().at == Frame::At::string || stack.back().at == Frame::At::free_key;
+  }
+  /// A text whose length or characters are limited, at any place in it.
+  bool in_limited_text() const {
+    return !stack.empty() && stack.back().at == Frame::At::string && stack.back().form->limited();
   }
 };
 
@@ -266,11 +99,101 @@ int string_step(std::uint32_t at, char character) {
   return at == 9 ? 0 : at == 11 || at == 14 || at == 15 ? 10 : 9;
 }
 
+/// A text whose length and characters a schema limits. Where it is: in the JSON, in the pattern, and how many
+/// characters.
+struct LimitedText {
+  std::uint32_t place = 0, pattern = Pattern::kStart, count = 0;
+  enum class Step : std::uint8_t { on, ends, nowhere };
+
+  Step step(const Form& form, char c) {
+    // Escapes by number are not written: two of them may be one character.
+    const int next = place == 1 && c == 'u' ? -1 : string_step(place, c);
+    if (next == -1) return Step::nowhere;
+    if (next == -2) {
+      const bool fits = count >= form.least && (!form.pattern || form.pattern->accepts(pattern));
+      return fits ? Step::ends : Step::nowhere;
+    }
+    if (next == 1) {  // it stands for what follows it
+      place = 1;
+      const auto may_follow = [&](char named) { return LimitedText(*this).step(form, named) == Step::on; };
+      return std::ranges::any_of(std::string_view("\"\\/bfnrt"), may_follow) ? Step::on : Step::nowhere;
+    }
+    static constexpr std::string_view kNames = "bfnrt", kNamed = "\b\f\n\r\t";
+    const auto named = place == 1 ? kNames.find(c) : std::string_view::npos;
+    const char byte = named == std::string_view::npos ? c : kNamed[named];
+    if (place <= 1) ++count;
+    place = static_cast<std::uint32_t>(next);
+    if (count > form.most) return Step::nowhere;
+    if (!form.pattern) return Step::on;
+    pattern = form.pattern->step(pattern, static_cast<unsigned char>(byte));
+    if (pattern == Pattern::kNowhere) return Step::nowhere;
+    const auto most = form.pattern->most(pattern);
+    const bool can_end = count + std::size_t{form.pattern->least(pattern)} <= form.most &&
+                         (most == Pattern::kAny || count + std::size_t{most} >= form.least);
+    return can_end ? Step::on : Step::nowhere;
+  }
+};
+
+// Numbers within bounds have at most so many digits, and no exponent.
+constexpr int kMostDigits = 15;
+constexpr std::uint32_t kNegative = 1;  // of Frame::index; the rest of it counts digits after the point
+
+/// Of how many one is a unit of the last digit.
+double parts_of(const Frame& frame) { return std::pow(10.0, frame.index >> 1); }
+
+bool is_within(const Frame& frame) {
+  const auto& form = *frame.form;
+  const auto size = static_cast<double>(frame.value) / parts_of(frame);
+  const double value = (frame.index & kNegative) != 0 ? -size : size;
+  return (form.above_low ? value > form.low : value >= form.low) &&
+         (form.below_high ? value < form.high : value <= form.high);
+}
+
+/// Whether a number that begins so can still come to lie within its form's bounds.
+bool can_be_within(const Frame& frame) {
+  const auto& form = *frame.form;
+  const bool negative = (frame.index & kNegative) != 0;
+  if (frame.count == kMostDigits) return frame.place != 4 && is_within(frame);
+  const auto reaches = [&](double from, double to) {  // magnitudes, `to` itself not among them
+    const double low = negative ? -form.high : form.low, high = negative ? -form.low : form.high;
+    const bool open = negative ? form.above_low : form.below_high;
+    return to > low && (open ? from < high : from <= high);
+  };
+  if (frame.place == 1) return form.low < 0;
+  const auto digits = static_cast<double>(frame.value), parts = parts_of(frame);
+  const bool whole = form.kind == Form::Kind::integer;
+  if (frame.place == 2) return whole ? reaches(0, 0.5) : reaches(0, 1);
+  if (frame.place >= 4) return reaches(digits / parts, (digits + 1) / parts);
+  for (int more = 0; more <= kMostDigits - static_cast<int>(frame.count); ++more) {
+    const auto scale = std::pow(10.0, more);
+    if (reaches(digits * scale, (digits + 1) * scale - (whole ? 0.5 : 0))) return true;
+  }
+  return false;
+}
+
+/// The next place in a number within bounds; false: nothing may come there.
+bool bounded_step(Frame& frame, char c) {
+  const int place = number_step(static_cast<int>(frame.place), c, frame.form->kind == Form::Kind::integer);
+  if (place < 0 || place >= 6) return false;
+  frame.place = static_cast<std::uint32_t>(place);
+  if (c == '-') frame.index |= kNegative;
+  if (is_digit(c)) {
+    if (++frame.count > kMostDigits) return false;
+    frame.value = frame.value * 10 + (c - '0');
+    if (place == 5) frame.index += 2;
+  }
+  return can_be_within(frame);
+}
+
+bool may_end(const Frame& number) { return number_ends(number.place) && (!number.form->bounded || is_within(number)); }
+
 class Machine {
  public:
-  explicit Machine(FormPtr root) : root_(std::move(root)) {}
+  explicit Machine(std::shared_ptr<const Schema> schema) : schema_(std::move(schema)) {}
 
-  std::vector<State> start() const { return {State{.stack = {Frame{.at = Frame::At::value, .form = root_.get()}}}}; }
+  std::vector<State> start() const {
+    return {State{.stack = {Frame{.at = Frame::At::value, .form = schema_->root.get()}}}};
+  }
 
   std::vector<State> step(const std::vector<State>& states, char c) const {
     std::vector<State> next;
@@ -280,7 +203,7 @@ class Machine {
 
   static bool done(const std::vector<State>& states) {
     return std::ranges::any_of(states, [](const State& s) {
-      return s.done || (s.stack.size() == 1 && s.stack[0].at == Frame::At::number && number_ends(s.stack[0].place));
+      return s.done || (s.stack.size() == 1 && s.stack[0].at == Frame::At::number && may_end(s.stack[0]));
     });
   }
 
@@ -339,6 +262,7 @@ class Machine {
       if (opened.stack.size() <= kDeepest) keep(std::move(opened), next);
     };
     const bool any = form.kind == Kind::any;
+    if (form.kind == Kind::link) return begin(state, *form.target, c, next);
     if (form.kind == Kind::choice) {
       for (const auto& one : form.forms) begin(state, *one, c, next);
       return;
@@ -349,7 +273,12 @@ class Machine {
     if ((any || form.kind == Kind::object) && c == '{') open(At::object_start, 0);
     if ((any || form.kind == Kind::array) && c == '[') open(At::array_start, 0);
     if ((any || form.kind == Kind::string) && c == '"') open(At::string, 0);
-    if (any || form.kind == Kind::number || form.kind == Kind::integer) {
+    if (form.bounded) {
+      State opened = state;
+      opened.space = 0;
+      opened.stack.back() = Frame{.at = At::number, .form = &form};
+      if (bounded_step(opened.stack.back(), c)) keep(std::move(opened), next);
+    } else if (any || form.kind == Kind::number || form.kind == Kind::integer) {
       const int place = number_step(0, c, form.kind == Kind::integer);
       if (place > 0) open(At::number, static_cast<std::uint32_t>(place));
     }
@@ -371,6 +300,7 @@ class Machine {
   }
 
   void in_string(const State& state, char c, std::vector<State>& next) const {
+    if (state.in_limited_text()) return in_limited_string(state, c, next);
     const int place = string_step(state.stack.back().place, c);
     if (place == -1) return;
     State read = state;
@@ -382,18 +312,37 @@ class Machine {
     keep(std::move(read), next);
   }
 
+  void in_limited_string(const State& state, char c, std::vector<State>& next) const {
+    State read = state;
+    auto& top = read.stack.back();
+    LimitedText text{.place = top.place, .pattern = top.index, .count = top.count};
+    const auto step = text.step(*top.form, c);
+    if (step == LimitedText::Step::nowhere) return;
+    if (step == LimitedText::Step::ends) {
+      close(read);
+    } else {
+      top.place = text.place;
+      top.index = text.pattern;
+      top.count = text.count;
+    }
+    keep(std::move(read), next);
+  }
+
   /// A number ends where something else comes: that belongs to what it stands in.
   void in_number(const State& state, char c, std::vector<State>& next) const {
     const auto& top = state.stack.back();
     const int place =
         top.count < 40 ? number_step(static_cast<int>(top.place), c, top.form->kind == Form::Kind::integer) : -1;
-    if (place >= 0) {
+    if (top.form->bounded) {
+      State read = state;
+      if (bounded_step(read.stack.back(), c)) keep(std::move(read), next);
+    } else if (place >= 0) {
       State read = state;
       read.stack.back().place = static_cast<std::uint32_t>(place);
       ++read.stack.back().count;
       keep(std::move(read), next);
     }
-    if (!number_ends(top.place) || state.stack.size() == 1) return;
+    if (!may_end(top) || state.stack.size() == 1) return;
     State closed = state;
     close(closed);
     advance(closed, c, next);
@@ -482,6 +431,11 @@ class Machine {
     keep(std::move(read), next);
   }
 
+  static const Form* item_of(const Form& array, std::uint32_t at) {
+    if (at < array.first.size()) return array.first[at].get();
+    return array.items ? array.items.get() : &kAny;
+  }
+
   void in_array(const State& state, char c, bool first, std::vector<State>& next) const {
     if (spaced(state, c, next)) return;
     const auto& top = state.stack.back();
@@ -500,12 +454,12 @@ class Machine {
       if (c != ',') return;
       frame.at = At::array_next;
       ++frame.count;
-      read.stack.push_back(Frame{.at = At::value, .form = form.items ? form.items.get() : &kAny});
+      read.stack.push_back(Frame{.at = At::value, .form = item_of(form, top.count)});
       return keep(std::move(read), next);
     }
     frame.at = At::array_next;
     ++frame.count;
-    read.stack.push_back(Frame{.at = At::value, .form = form.items ? form.items.get() : &kAny});
+    read.stack.push_back(Frame{.at = At::value, .form = item_of(form, top.count)});
     open_value(read, c, next);
   }
 
@@ -518,7 +472,7 @@ class Machine {
   static inline const Form kAny{};
   static inline const Form kTrue = word("true"), kFalse = word("false"), kNull = word("null");
 
-  FormPtr root_;
+  std::shared_ptr<const Schema> schema_;
 };
 
 // --- tokens
@@ -552,6 +506,7 @@ struct TokenTree {
 struct Vocabulary {
   TokenTree all, not_plain;
   std::vector<bool> plain;
+  std::vector<std::uint32_t> characters;  // of those that are plain
 };
 
 bool plain_text(std::string_view bytes) {
@@ -577,12 +532,14 @@ std::shared_ptr<const Vocabulary> vocabulary_of(const Model& model) {
   auto made = std::make_shared<Vocabulary>();
   const auto size = model.engine->vocabulary();
   made->plain.assign(static_cast<std::size_t>(size), false);
+  made->characters.assign(static_cast<std::size_t>(size), 0);
   for (std::int64_t token = 0; token < std::min(size, model.tokenizer().vocab_size()); ++token) {
     const auto bytes = model.bytes(token);
     if (bytes.empty() || model.tokenizer().is_special(static_cast<data::Token>(token))) continue;
     made->all.add(bytes, static_cast<std::int32_t>(token));
     if (plain_text(bytes)) {
       made->plain[static_cast<std::size_t>(token)] = true;
+      made->characters[static_cast<std::size_t>(token)] = static_cast<std::uint32_t>(data::count_characters(bytes));
     } else {
       made->not_plain.add(bytes, static_cast<std::int32_t>(token));
     }
@@ -593,8 +550,8 @@ std::shared_ptr<const Vocabulary> vocabulary_of(const Model& model) {
 
 class JsonFilter : public infer::TokenFilter {
  public:
-  JsonFilter(FormPtr form, const Model& model)
-      : machine_(std::move(form)), states_(machine_.start()), vocabulary_(vocabulary_of(model)), model_(model) {}
+  JsonFilter(std::shared_ptr<const Schema> schema, const Model& model)
+      : machine_(std::move(schema)), states_(machine_.start()), vocabulary_(vocabulary_of(model)), model_(model) {}
 
   bool allowed(std::span<const std::int64_t> generated, std::vector<bool>& mask) override {
     if (generated.size() < read_) {  // asked for another beginning
@@ -604,20 +561,54 @@ class JsonFilter : public infer::TokenFilter {
     for (; read_ < generated.size(); ++read_) {
       for (const char c : model_.bytes(generated[read_])) states_ = machine_.step(states_, c);
     }
-    if (states_.size() == 1 && states_[0].in_text()) {
-      mask = vocabulary_->plain;
+    mask.assign(vocabulary_->plain.size(), false);
+    const bool one = states_.size() == 1;
+    const auto* limits = one && states_[0].in_limited_text() ? states_[0].stack.back().form : nullptr;
+    if (limits != nullptr && limits->pattern) {
+      const auto& top = states_[0].stack.back();
+      walk_text(vocabulary_->all, 0, {.place = top.place, .pattern = top.index, .count = top.count}, mask);
+    } else if (one && states_[0].in_text()) {
+      allow_plain(limits, mask);
       walk(vocabulary_->not_plain, 0, states_, mask);
     } else {
-      mask.assign(vocabulary_->plain.size(), false);
       walk(vocabulary_->all, 0, states_, mask);
     }
-    if (Machine::done(states_) || states_.empty()) {
+    // Where nothing can follow (a schema may ask for what there is not) the answer ends, too.
+    if (Machine::done(states_) || std::ranges::find(mask, true) == mask.end()) {
       for (const auto token : model_.end_tokens) mask[static_cast<std::size_t>(token)] = true;
     }
     return true;
   }
 
  private:
+  void allow_plain(const Form* limits, std::vector<bool>& mask) const {
+    if (limits == nullptr) {
+      mask = vocabulary_->plain;
+      return;
+    }
+    const auto room = limits->most - states_[0].stack.back().count;
+    for (std::size_t token = 0; token < mask.size(); ++token) {
+      mask[token] = vocabulary_->plain[token] && vocabulary_->characters[token] <= room;
+    }
+  }
+
+  /// As `walk`, inside a text with a pattern, where nothing but the text changes until it ends.
+  void walk_text(const TokenTree& tree, std::uint32_t at, LimitedText text, std::vector<bool>& mask) const {
+    for (const auto token : tree.nodes[at].tokens) mask[static_cast<std::size_t>(token)] = true;
+    for (const auto& [c, child] : tree.nodes[at].next) {
+      auto further = text;
+      const auto step = further.step(*states_[0].stack.back().form, c);
+      if (step == LimitedText::Step::on) walk_text(tree, child, further, mask);
+      if (step != LimitedText::Step::ends) continue;
+      auto closing = states_;
+      auto& top = closing[0].stack.back();
+      top.place = text.place;
+      top.index = text.pattern;
+      top.count = text.count;
+      walk(tree, child, machine_.step(closing, c), mask);
+    }
+  }
+
   void walk(const TokenTree& tree, std::uint32_t at, const std::vector<State>& states, std::vector<bool>& mask) const {
     for (const auto token : tree.nodes[at].tokens) mask[static_cast<std::size_t>(token)] = true;
     for (const auto& [c, child] : tree.nodes[at].next) {
@@ -632,18 +623,19 @@ class JsonFilter : public infer::TokenFilter {
   const Model& model_;
 };
 
-FormPtr call_of(const Json& tool) {
+FormPtr call_of(const Json& tool, std::vector<FormPtr>& linked) {
   const auto function = tool.value("function", Json());
   if (!function.is_object() || !function.value("name", Json()).is_string()) {
     throw bad_request("each of 'tools' takes a function with a name", "tools");
   }
   auto parameters = function.value("parameters", Json());
   if (parameters.empty()) parameters = {{"type", "object"}};  // whatever they are, arguments have names
+  auto schema = read_schema(parameters, "tools");
+  linked.insert(linked.end(), schema.linked.begin(), schema.linked.end());
   auto form = std::make_shared<Form>();
   form->kind = Form::Kind::object;
   form->open = false;
-  form->properties = {{"\"name\"", literal(function["name"]), true},
-                      {"\"arguments\"", SchemaReader(parameters, "tools").read(parameters), true}};
+  form->properties = {{"\"name\"", literal(function["name"]), true}, {"\"arguments\"", schema.root, true}};
   return form;
 }
 
@@ -653,9 +645,9 @@ void check_end_tokens(const Model& model, const std::string& param) {
                     param);
 }
 
-FormPtr form_of(const Json& format) {
+Schema schema_of(const Json& format) {
   const auto type = format.value("type", Json());
-  if (type == "json_object") return SchemaReader(Json::object()).read({{"type", "object"}});
+  if (type == "json_object") return read_schema({{"type", "object"}}, "response_format");
   if (type != "json_schema") {
     throw bad_request(
         "'response_format.type' takes text, json_object or json_schema, and is " + dumped(type).substr(0, 60),
@@ -665,24 +657,33 @@ FormPtr form_of(const Json& format) {
   if (!holder.is_object() || !holder.contains("schema")) {
     throw bad_request("'response_format.json_schema' takes an object with a schema", "response_format");
   }
-  return SchemaReader(holder["schema"]).read(holder["schema"]);
+  return read_schema(holder["schema"], "response_format");
+}
+
+Filters filters(Schema schema, const Model& model) {
+  return [shared = std::make_shared<const Schema>(std::move(schema)), &model] {
+    return std::make_shared<JsonFilter>(shared, model);
+  };
 }
 
 }  // namespace
 
-std::shared_ptr<infer::TokenFilter> filter_for(const Json& response_format, const Model& model) {
-  if (response_format.is_null()) return nullptr;
+Filters filters_for(const Json& response_format, const Model& model) {
+  const Filters none = [] { return nullptr; };
+  if (response_format.is_null()) return none;
   if (!response_format.is_object()) throw bad_request("'response_format' takes an object", "response_format");
-  if (response_format.value("type", Json()) == "text") return nullptr;
+  if (response_format.value("type", Json()) == "text") return none;
   check_end_tokens(model, "response_format");
-  return std::make_shared<JsonFilter>(form_of(response_format), model);
+  return filters(schema_of(response_format), model);
 }
 
-std::shared_ptr<infer::TokenFilter> call_filter(const Json& tools, const Model& model) {
+Filters call_filters(const Json& tools, const Model& model) {
   check_end_tokens(model, "tool_choice");
+  Schema schema;
   std::vector<FormPtr> calls;
-  for (const auto& tool : tools) calls.push_back(call_of(tool));
-  return std::make_shared<JsonFilter>(any_of(std::move(calls)), model);
+  for (const auto& tool : tools) calls.push_back(call_of(tool, schema.linked));
+  schema.root = any_of(std::move(calls));
+  return filters(std::move(schema), model);
 }
 
 }  // namespace gka::serve

@@ -2,6 +2,7 @@
 // asked for, an object or what a JSON Schema describes; and calls of tools that a request insists on.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "infer/engine.h"
@@ -10,9 +11,13 @@
 
 namespace gka::serve {
 
-/// Nothing for {"type": "text"} and null. Throws Problem where the format or its schema asks for something unknown.
-std::shared_ptr<infer::TokenFilter> filter_for(const Json& response_format, const Model& model);
+/// Makes a filter for each answer: it follows its own.
+using Filters = std::function<std::shared_ptr<infer::TokenFilter>()>;
+
+/// They make nothing for {"type": "text"} and null. Throws Problem where the format or its schema asks for something
+/// unknown.
+Filters filters_for(const Json& response_format, const Model& model);
 /// {"name": …, "arguments": …} of one of the tools, and nothing after it.
-std::shared_ptr<infer::TokenFilter> call_filter(const Json& tools, const Model& model);
+Filters call_filters(const Json& tools, const Model& model);
 
 }  // namespace gka::serve

@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <unordered_map>
@@ -95,6 +97,20 @@ int port_of(int socket) {
   ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
   return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+/// How many of `wanted` connections the system lets this process have, after asking it for more.
+std::size_t connections_that_fit(std::size_t wanted) {
+  constexpr rlim_t kOthers = 128;  // files that are no connections: weights, memories, libraries
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+  if (limit.rlim_cur < wanted + kOthers) {
+    auto more = limit;
+    more.rlim_cur = std::min<rlim_t>(limit.rlim_max, wanted + kOthers);
+    if (::setrlimit(RLIMIT_NOFILE, &more) == 0) limit = more;
+  }
+  const auto room = limit.rlim_cur - std::min(kOthers, limit.rlim_cur / 2);
+  return std::clamp<std::size_t>(room, 1, wanted);
 }
 
 std::string hexadecimal(std::size_t number) {
@@ -185,11 +201,27 @@ class Connection : public std::enable_shared_from_this<Connection> {
   /// The exchange's answer is complete.
   void completed() {
     exchange_.reset();
+    served_ = true;
     if (!keep_alive_) closing_ = true;
     flush();
     if (closed_) return;
     wait_for(host_.options().idle_limit);
     host_.later(shared_from_this());  // the next request may be here already
+  }
+
+  void close_after_this() { keep_alive_ = false; }
+  /// Between two requests, with none on its way: a client that has just come has a second for its first one.
+  bool idle() const {
+    if (closed_ || closing_ || exchange_ || parser_.started() || !in_.empty() || !out_.empty()) return false;
+    const auto since = Clock::now() - (deadline_ - host_.options().idle_limit);
+    char byte = 0;
+    return (served_ || since > std::chrono::seconds(1)) && ::recv(socket_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0;
+  }
+
+  /// A client for which there is no room.
+  void turn_away() {
+    refuse(503, "the server has as many connections as it can; try again in a moment");
+    finish_then_close();
   }
 
   /// After an answer: the next request may have come meanwhile.
@@ -307,7 +339,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::size_t sent_ = 0;  // of out_
   std::shared_ptr<Exchange> exchange_;
   Clock::time_point deadline_;
-  bool keep_alive_ = true, closing_ = false, half_closed_ = false, closed_ = false, tls_wants_write_ = false;
+  bool keep_alive_ = true, closing_ = false, half_closed_ = false, closed_ = false, tls_wants_write_ = false,
+       served_ = false;
 };
 
 // --- exchange
@@ -321,6 +354,9 @@ std::string Exchange::head(int status, std::string_view type, const Headers& hea
   for (const auto* list : {&headers_, &headers}) {
     for (const auto& [name, value] : *list) text += name + ": " + value + "\r\n";
   }
+  // A client of HTTP/1.0 takes an answer without this word for one that ends where the connection does.
+  if (!request_.keep_alive || !request_.chunks)
+    text += request_.keep_alive ? "Connection: keep-alive\r\n" : "Connection: close\r\n";
   return text;
 }
 
@@ -343,17 +379,21 @@ void Exchange::start(int status, std::string_view type, const Headers& headers) 
   if (done_ || started_) return;
   started_ = true;
   status_ = status;
-  send(head(status, type, headers) + "Transfer-Encoding: chunked\r\n\r\n");
+  if (!request_.chunks) {  // the body ends where the connection does
+    request_.keep_alive = false;
+    if (const auto connection = connection_.lock()) connection->close_after_this();
+  }
+  send(head(status, type, headers) + (request_.chunks ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n"));
 }
 
 void Exchange::write(std::string_view data) {
   if (done_ || data.empty()) return;
-  send(hexadecimal(data.size()) + "\r\n" + std::string(data) + "\r\n");
+  send(request_.chunks ? hexadecimal(data.size()) + "\r\n" + std::string(data) + "\r\n" : std::string(data));
 }
 
 void Exchange::finish() {
   if (std::exchange(done_, true)) return;
-  send("0\r\n\r\n");
+  if (request_.chunks) send("0\r\n\r\n");
   if (const auto connection = connection_.lock()) connection->completed();
 }
 
@@ -377,6 +417,7 @@ class Server::Loop : public Host {
       throw std::runtime_error("TLS takes a certificate and its key, and got one of them");
     }
     if (!options_.certificate.empty()) tls_ = TlsContext::load(options_.certificate, options_.key);
+    options_.max_connections = connections_that_fit(options_.max_connections);
     port_ = port_of(listener_.get());
     add(listener_.get(), EPOLLIN);
     add(wake_.get(), EPOLLIN);
@@ -490,8 +531,14 @@ class Server::Loop : public Host {
       socklen_t size = sizeof(address);
       Descriptor socket(
           ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!socket.open()) return;
-      if (connections_.size() >= options_.max_connections) continue;  // closes it
+      if (!socket.open()) {
+        const bool nobody = errno == EAGAIN || errno == EWOULDBLOCK;
+        const bool gone = errno == ECONNABORTED || errno == EINTR;
+        if (gone) continue;
+        if (!nobody) stop_accepting();
+        return;
+      }
+      const bool full = connections_.size() >= options_.max_connections && !drop_idle();
       const int yes = 1;
       ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
       const int number = socket.get();
@@ -501,7 +548,38 @@ class Server::Loop : public Host {
       watched_[number] = EPOLLIN | EPOLLRDHUP;
       add(number, EPOLLIN | EPOLLRDHUP);
       count_ = connections_.size();
+      if (full) connections_[number]->turn_away();
     }
+  }
+
+  /// Closes the connection that has waited longest for a next request (its descriptor is given back before the next
+  /// look at events); false: there is none.
+  bool drop_idle() {
+    std::shared_ptr<Connection> oldest;
+    for (const auto& [socket, connection] : connections_) {
+      if (connection->idle() && (!oldest || connection->deadline() < oldest->deadline())) oldest = connection;
+    }
+    if (oldest) oldest->close();
+    return oldest != nullptr;
+  }
+
+  /// No descriptor is left (accept fails, and the client stays at the door): it is asked again a little later, for to
+  /// ask at once would take all of a processor's time.
+  void stop_accepting() {
+    if (drop_idle()) return;
+    epoll_event event{};
+    event.data.fd = listener_.get();
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
+    accept_again_ = Clock::now() + std::chrono::milliseconds(50);
+  }
+
+  void start_accepting() {
+    accept_again_.reset();
+    if (!listener_.open()) return;
+    epoll_event event{};
+    event.data.fd = listener_.get();
+    event.events = EPOLLIN;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
   }
 
   void run_tasks() {
@@ -516,6 +594,7 @@ class Server::Loop : public Host {
 
   void run_timers() {
     const auto now = Clock::now();
+    if (accept_again_ && *accept_again_ <= now) start_accepting();
     for (std::size_t i = 0; i < timers_.size(); ++i) {
       if (timers_[i].next > now) continue;
       timers_[i].next = now + timers_[i].period;
@@ -558,6 +637,7 @@ class Server::Loop : public Host {
   std::vector<std::shared_ptr<Connection>> later_;
   std::vector<Timer> timers_;
   Clock::time_point next_sweep_{};
+  std::optional<Clock::time_point> accept_again_;
   std::mutex mutex_;
   std::vector<std::function<void()>> tasks_;
   std::atomic<bool> awake_ = false, stopped_ = false;

@@ -26,7 +26,8 @@ struct Request {
   std::string method, path, query;
   Headers headers;  // names in small letters
   std::string body;
-  std::string peer;  // the client's address
+  std::string peer;                       // the client's address
+  bool chunks = true, keep_alive = true;  // whether the client reads a body in chunks, and sends more afterwards
 
   /// The first of that name (given in small letters), or "".
   std::string_view header(std::string_view name) const;
@@ -73,10 +74,10 @@ class Exchange {
 
 struct Options {
   std::string host = "127.0.0.1";
-  int port = 0;                                  // 0: any that is free
-  std::size_t max_body = std::size_t{32} << 20;  // bytes
-  std::size_t max_head = std::size_t{32} << 10;  // of the request line and headers
-  std::size_t max_connections = 4096;
+  int port = 0;                                   // 0: any that is free
+  std::size_t max_body = std::size_t{32} << 20;   // bytes
+  std::size_t max_head = std::size_t{32} << 10;   // of the request line and headers
+  std::size_t max_connections = 4096;             // fewer where the system does not let a process have so many files
   std::size_t max_unsent = std::size_t{4} << 20;  // a client that reads more slowly is cut off
   std::chrono::milliseconds head_limit{10'000};   // from a request's first byte to its headers' end
   std::chrono::milliseconds body_limit{60'000};   // and to its body's end

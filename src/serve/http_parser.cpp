@@ -152,6 +152,7 @@ bool Parser::parse_request_line(std::string_view line) {
   if (version != "HTTP/1.1" && version != "HTTP/1.0") return false;
   if (!std::ranges::all_of(target, [](unsigned char c) { return c > ' ' && c != 0x7f; })) return false;
   keep_alive_ = version == "HTTP/1.1";
+  request_.chunks = keep_alive_;
   auto path = target;
   if (path.starts_with("http://") || path.starts_with("https://")) {
     const auto slash = path.find('/', path.find("//") + 2);
@@ -201,6 +202,7 @@ void Parser::begin_body() {
   const auto connection = small(request_.header("connection"));
   if (connection.find("close") != std::string::npos) keep_alive_ = false;
   if (connection.find("keep-alive") != std::string::npos) keep_alive_ = true;
+  request_.keep_alive = keep_alive_;
   const auto encoding = small(request_.header("transfer-encoding"));
   const auto lengths = count("content-length");
   if (!encoding.empty() || count("transfer-encoding") > 0) {

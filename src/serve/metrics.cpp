@@ -65,6 +65,9 @@ constexpr Gauge kGauges[] = {
      [](const infer::Stats& s) { return static_cast<double>(s.generated_tokens); }},
     {"gka_remembered_tokens_total", "vllm:prefix_cache_hits_total", "counter", "Tokens of prompts that were remembered",
      [](const infer::Stats& s) { return static_cast<double>(s.remembered_tokens); }},
+    {"gka_prompt_tokens_looked_up_total", "vllm:prefix_cache_queries_total", "counter",
+     "Tokens of prompts, those that were remembered among them",
+     [](const infer::Stats& s) { return static_cast<double>(s.prompt_tokens + s.remembered_tokens); }},
     {"gka_snapshot_hits_total", nullptr, "counter", "Prompts of which something was remembered",
      [](const infer::Stats& s) { return static_cast<double>(s.snapshot_hits); }},
     {"gka_snapshot_misses_total", nullptr, "counter", "Prompts of which nothing was remembered",
@@ -99,16 +102,24 @@ void Metrics::finished(const std::string& model, const Finished& answer) {
   ++m.reasons[answer.reason];
   if (answer.first_token_seconds >= 0) m.first.add(answer.first_token_seconds);
   if (answer.token_seconds >= 0) m.between.add(answer.token_seconds);
+  if (answer.first_token_seconds >= 0) {
+    m.queued.add(answer.usage.queued_seconds);
+    m.reading.add(std::max(0.0, answer.first_token_seconds - answer.usage.queued_seconds));
+    m.answering.add(answer.answering_seconds);
+  }
   m.whole.add(answer.seconds);
   m.prompt.add(static_cast<double>(answer.usage.prompt_tokens));
   m.generated.add(static_cast<double>(answer.usage.completion_tokens));
-  m.queries += static_cast<std::uint64_t>(answer.usage.prompt_tokens);
-  m.hits += static_cast<std::uint64_t>(answer.usage.remembered_tokens);
   if (answer.iterations > 0) m.iterations.add(static_cast<double>(answer.iterations));
   for (const auto value : answer.certainty) m.certainty.add(value);
-  if (!answer.usage.why_not_more.empty() && m.why_not.size() < 100) {
-    ++m.why_not[without_numbers(answer.usage.why_not_more)];
-  }
+  if (answer.usage.why_not_more.empty()) return;
+  const auto why = without_numbers(answer.usage.why_not_more);
+  if (m.why_not.size() < 100 || m.why_not.contains(why)) ++m.why_not[why];
+}
+
+void Metrics::longest_answer(const std::string& model, std::size_t tokens) {
+  const std::lock_guard lock(mutex_);
+  models_[model].longest.add(static_cast<double>(tokens));
 }
 
 void Metrics::answered(const std::string& route, int status) {
@@ -138,10 +149,18 @@ std::string Metrics::write(std::span<const std::pair<std::string, infer::Stats>>
        &PerModel::first},
       {"gka_time_per_token_seconds", "vllm:inter_token_latency_seconds", "Between tokens, the mean of an answer",
        &PerModel::between},
+      {"gka_request_queue_seconds", "vllm:request_queue_time_seconds", "From a request to the first look at its prompt",
+       &PerModel::queued},
+      {"gka_request_prompt_seconds", "vllm:request_prefill_time_seconds", "From there to the first token",
+       &PerModel::reading},
+      {"gka_request_answer_seconds", "vllm:request_decode_time_seconds", "From the first token to the last",
+       &PerModel::answering},
       {"gka_request_seconds", "vllm:e2e_request_latency_seconds", "From a request to its answer's end",
        &PerModel::whole},
       {"gka_request_prompt_tokens", "vllm:request_prompt_tokens", "Tokens of a request's prompt", &PerModel::prompt},
       {"gka_request_generated_tokens", "vllm:request_generation_tokens", "Tokens of an answer", &PerModel::generated},
+      {"gka_request_longest_answer_tokens", "vllm:request_max_num_generation_tokens",
+       "Tokens of the longest of a request's answers", &PerModel::longest},
       {"gka_certainty", nullptr, "Certainty of tokens, where it was asked for", &PerModel::certainty},
       {"gka_iterations", nullptr, "Solver steps that requests asked for", &PerModel::iterations},
   };
@@ -161,9 +180,6 @@ std::string Metrics::write(std::span<const std::pair<std::string, infer::Stats>>
       }
     }
   }
-  header(out, "vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked up");
-  for (const auto& [model, values] : models_)
-    out += "vllm:prefix_cache_queries_total{" + label(model) + "} " + std::to_string(values.queries) + "\n";
   header(out, "gka_why_not_more_total", "counter", "Why a prompt, or all of it, was not remembered");
   for (const auto& [model, values] : models_) {
     for (const auto& [why, count] : values.why_not) {

@@ -22,6 +22,7 @@ struct Model {
   Encoder encoder;
   ChatTemplate chat;
   std::unique_ptr<infer::Engine> engine;
+  Json defaults = Json::object();  // fields of a request that does not have them: how its folder says to draw
   std::int64_t created = std::time(nullptr);
 
   const data::Tokenizer& tokenizer() const { return encoder.tokenizer(); }
@@ -33,5 +34,10 @@ struct Model {
   std::string shown(std::int64_t token) const;
   std::string_view bytes(std::int64_t token) const;
 };
+
+/// What a folder's generation_config.json says of temperature, top_p, top_k, min_p and repetition_penalty.
+Json sampling_defaults(const std::filesystem::path& folder);
+/// A body with the model's defaults where it has none of its own.
+Json with_defaults(Json body, const Model& model);
 
 }  // namespace gka::serve

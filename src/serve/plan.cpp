@@ -148,9 +148,7 @@ infer::Request base_request(const Model& model, const Ask& ask) {
 
 std::int64_t memory_tokens(const Model& model, const std::string& id) {
   if (id.empty()) return 0;
-  for (const auto& memory : model.engine->memories()) {
-    if (memory.id == id) return memory.tokens;
-  }
+  if (const auto memory = model.engine->memory(id)) return memory->tokens;
   throw Problem(404, "there is no memory '" + id.substr(0, 100) + "'; GET /v1/memories lists them", "memory",
                 "memory_not_found");
 }
@@ -189,25 +187,50 @@ std::string name_of(const Json& function_holder) {
   return name.is_string() ? name.get<std::string>() : std::string();
 }
 
-/// The tools of which one has to be called; null where the model is free to call none.
-Json forced_tools(const Ask& ask, bool tools) {
-  const auto& choice = ask.tool_choice;
-  if (choice.is_null() || choice == "auto" || choice == "none") return nullptr;
-  const auto refuse = [](const std::string& what) { return bad_request("'tool_choice' " + what, "tool_choice"); };
+Problem wrong_choice(const std::string& what) { return bad_request("'tool_choice' " + what, "tool_choice"); }
+
+/// Those of `tools` that have one of the names.
+Json tools_named(const Json& tools, const std::vector<std::string>& names) {
+  Json some = Json::array();
+  for (const auto& name : names) {
+    const auto found = std::ranges::find_if(tools, [&](const Json& tool) { return name_of(tool) == name; });
+    if (found == tools.end()) throw wrong_choice("names '" + name.substr(0, 60) + "', which is none of 'tools'");
+    some.push_back(*found);
+  }
+  return some;
+}
+
+/// The tools that the model is told of, and those of which one has to be called; null where there are none.
+struct Tools {
+  Json offered, forced;
+};
+
+Tools choose_tools(const Ask& ask) {
+  Tools tools{.offered = ask.tools.is_array() && !ask.tools.empty() ? ask.tools : Json(nullptr), .forced = nullptr};
+  auto choice = ask.tool_choice;
+  const bool some = choice.is_object() && choice.value("type", Json()) == "allowed_tools";
+  const auto allowed = some ? choice.value("allowed_tools", Json()) : Json();
+  if (some && allowed.is_object() && allowed.value("tools", Json()).is_array()) {
+    std::vector<std::string> names;
+    for (const auto& tool : allowed["tools"]) names.push_back(name_of(tool));
+    if (names.empty()) throw wrong_choice("allows none of 'tools'");
+    tools.offered = tools_named(tools.offered, names);
+    choice = allowed.value("mode", Json());
+  }
+  if (choice == "none") tools.offered = nullptr;
+  if (choice.is_null() || choice == "auto" || choice == "none") return tools;
   const auto name = name_of(choice);
   if (choice != "required" && name.empty()) {
-    throw refuse("takes auto, none, required or {\"type\": \"function\", \"function\": {\"name\": …}}, and is " +
-                 dumped(choice).substr(0, 60));
+    throw wrong_choice(
+        "takes auto, none, required, {\"type\": \"function\", \"function\": {\"name\": …}} or allowed_tools, " +
+        ("and is " + dumped(ask.tool_choice).substr(0, 60)));
   }
-  if (!tools) throw refuse("insists on a call, and 'tools' has none to call");
+  if (tools.offered.is_null()) throw wrong_choice("insists on a call, and 'tools' has none to call");
   if (ask.response_format.is_object() && ask.response_format.value("type", Json()) != "text") {
-    throw refuse("insists on a call, and 'response_format' on something else");
+    throw wrong_choice("insists on a call, and 'response_format' on something else");
   }
-  if (choice == "required") return ask.tools;
-  for (const auto& tool : ask.tools) {
-    if (name_of(tool) == name) return Json::array({tool});
-  }
-  throw refuse("names '" + name.substr(0, 60) + "', which is none of 'tools'");
+  tools.forced = choice == "required" ? tools.offered : tools_named(tools.offered, {name});
+  return tools;
 }
 
 std::vector<Prompt> chat_prompt(Plan& plan) {
@@ -216,15 +239,18 @@ std::vector<Prompt> chat_prompt(Plan& plan) {
   if (!ask.template_values.is_null() && !ask.template_values.is_object()) {
     throw bad_request("'chat_template_kwargs' takes an object", "chat_template_kwargs");
   }
-  const bool tools = ask.tools.is_array() && !ask.tools.empty();
   if (!ask.tools.is_null() && !ask.tools.is_array()) throw bad_request("'tools' takes a list", "tools");
-  for (const auto& tool : tools ? ask.tools : Json::array()) {
+  for (const auto& tool : ask.tools) {
     if (!tool.is_object()) throw bad_request("each of 'tools' takes an object", "tools");
   }
-  plan.forced = forced_tools(ask, tools);
-  const bool use_tools = tools && ask.tool_choice != "none";
+  if (!ask.modalities.is_null() && ask.modalities != Json::array({"text"})) {
+    throw bad_request("'modalities' takes [\"text\"]: text is what this model makes", "modalities");
+  }
+  const auto tools = choose_tools(ask);
+  plan.forced = tools.forced;
+  const bool use_tools = !tools.offered.is_null();
   auto text = model.chat.render({.messages = ask.messages,
-                                 .tools = use_tools ? ask.tools : Json(nullptr),
+                                 .tools = tools.offered,
                                  .values = ask.template_values,
                                  .add_generation_prompt = ask.add_generation_prompt,
                                  .continue_final_message = ask.continue_final_message});
@@ -232,12 +258,13 @@ std::vector<Prompt> chat_prompt(Plan& plan) {
   while (!tail.empty() && (tail.back() == '\n' || tail.back() == ' ')) tail.pop_back();
   plan.answer.tools = use_tools;
   plan.answer.reasoning = ask.separate_reasoning && model.chat.mentions("</think>");
-  plan.answer.inside = plan.answer.reasoning && tail.ends_with("<think>");
-  if (!plan.forced.is_null()) {
-    // A call is opened, so that the answer is nothing else; reasoning that the template began ends here.
-    text += jinja::Text(tail.ends_with("<think>") ? "\n</think>\n\n<tool_call>\n" : "<tool_call>\n");
-    plan.answer.calling = true;
-  }
+  const bool call = !plan.forced.is_null(), thinking = tail.ends_with("<think>");
+  const bool json = ask.response_format.is_object() && ask.response_format.value("type", Json()) != "text";
+  // Where only JSON may come, reasoning that the template began ends before it: it would be the answer otherwise.
+  if (thinking && (call || json)) text += jinja::Text("\n</think>\n\n");
+  if (call) text += jinja::Text("<tool_call>\n");  // so that the answer is nothing else
+  plan.answer.calling = call;
+  plan.answer.inside = plan.answer.reasoning && thinking && !call && !json;
   std::vector<Prompt> prompts;
   auto tokens = model.encoder.encode(text);
   if (ask.add_special_tokens.value_or(false)) tokens = model.encoder.encode(text.bytes(), true, true);
@@ -298,6 +325,9 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
   if (!asked.suffix.empty()) {
     throw bad_request("'suffix' is refused: this model continues a text, it does not fill in between", "suffix");
   }
+  if (asked.stream && asked.prompt_logprobs) {
+    throw bad_request("'prompt_logprobs' comes with a whole answer; a stream has no place for it", "prompt_logprobs");
+  }
   if (asked.best_of && *asked.best_of != asked.n) {
     throw bad_request("'best_of' takes the same number as 'n'; choosing among more is not done here", "best_of");
   }
@@ -321,6 +351,8 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
   plan.explain_prompt = asked.prompt_logprobs.has_value();
   base.prompt_logprobs = plan.explain_prompt || (asked.echo && plan.logprobs >= 0);
   base.top_logprobs = std::max<std::int64_t>(plan.logprobs, asked.prompt_logprobs.value_or(0));
+  const auto filters =
+      plan.forced.is_null() ? filters_for(asked.response_format, *plan.model) : call_filters(plan.forced, *plan.model);
   const auto seed = asked.seed ? static_cast<std::uint64_t>(*asked.seed) : fresh_seed();
   for (const auto& prompt : prompts) {
     if (prompt.tokens.empty() && before == 0) {
@@ -339,9 +371,7 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
     const auto text = prompt.has_text ? prompt.text : data::replace_malformed(plan.model->tokenizer().decode(ids));
     for (std::int64_t i = 0; i < asked.n; ++i) {
       request.sampling.seed = seed + static_cast<std::uint64_t>(i);
-      // One each: it follows its own answer.
-      request.filter = plan.forced.is_null() ? filter_for(asked.response_format, *plan.model)
-                                             : call_filter(plan.forced, *plan.model);
+      request.filter = filters();
       plan.requests.push_back(request);
       plan.echoes.push_back(asked.echo ? text : std::string());
     }

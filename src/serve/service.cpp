@@ -68,7 +68,9 @@ std::string request_id(const http::Request& request) {
   return !given.empty() && given.size() <= 64 && std::ranges::all_of(given, plain) ? given : random_id();
 }
 
+/// A host as --host has it or as the header Host does, with or without a port.
 bool loopback(std::string_view host) {
+  if (host == "::1") return true;
   const auto colon = host.starts_with('[') ? host.find("]:") : host.rfind(':');
   if (colon != std::string_view::npos) host = host.substr(0, host.starts_with('[') ? colon + 1 : colon);
   return host == "localhost" || host == "127.0.0.1" || host == "[::1]" || host.starts_with("127.");
@@ -116,7 +118,11 @@ class Service::Core {
         log_(options_.log_json, options_.quiet),
         server_(
             options_.http, [this](const ExchangePtr& exchange) { handle(exchange); },
-            [](int status, const std::string& problem) { return dumped(error_json(status, problem)); }),
+            [this](int status, const std::string& problem) {  // no request came of it
+              metrics_.answered("none", status);
+              log_.say("no request", {{"status", status}, {"why", problem}});
+              return dumped(error_json(status, problem));
+            }),
         workers_(std::make_unique<Workers>(options_.threads)),
         slow_(std::make_unique<Workers>(1)) {}
 
@@ -141,10 +147,25 @@ class Service::Core {
       if (model->chat.plain())
         log_.say("the model has no chat template, so a plain one stands in", {{"model", model->name}});
     }
+    for (const auto& model : models_) {
+      if (!model->defaults.empty()) {
+        auto values = model->defaults;
+        values["model"] = model->name;
+        log_.say("where a request does not say how to draw, the model's generation_config.json does", values);
+      }
+    }
+    if (!keys_.any() && !loopback(options_.http.host)) {
+      log_.say("whoever can reach this machine can use the server; --api-key asks them for a key",
+               {{"host", options_.http.host}});
+    }
   }
 
   void run() {
     server_.every(std::chrono::milliseconds(100), [this] { check_drained(); });
+    server_.every(options_.heartbeat / 4, [this] {
+      const auto running = active_;  // one that cannot be written to leaves them
+      for (const auto& completion : running) completion->beat(options_.heartbeat);
+    });
     server_.run();
   }
 
@@ -195,8 +216,13 @@ class Service::Core {
       if ((request.method == "GET" || request.method == "HEAD") && serve_page(call)) return;
       const auto match = find_route(request.method, request.path);
       if (match.route == nullptr) {
-        if (match.methods.empty())
-          throw Problem(404, "there is no " + request.path.substr(0, 100) + "; GET /openapi.json lists what there is");
+        if (match.methods.empty()) {
+          const bool near = !find_route("", "/v1" + request.path).methods.empty();
+          throw Problem(404,
+                        "there is no " + request.path.substr(0, 100) +
+                            (near ? "; it is /v1" + request.path.substr(0, 100) + " (a client's base_url ends in /v1)"
+                                  : "; GET /openapi.json lists what there is"));
+        }
         exchange->add_header("Allow", match.methods + ", OPTIONS");
         throw Problem(405, request.path.substr(0, 100) + " does not take " + request.method.substr(0, 20));
       }
@@ -221,6 +247,16 @@ class Service::Core {
     return true;
   }
 
+  /// What a browser asks before it sends a page's request. A site that may call may send what headers it likes:
+  /// OpenAI's client has a dozen of its own.
+  static void allow_headers(const ExchangePtr& exchange) {
+    const auto asked = exchange->request().header("access-control-request-headers");
+    exchange->add_header("Access-Control-Allow-Headers",
+                         asked.empty() ? "authorization, content-type, x-request-id" : std::string(asked));
+    exchange->add_header("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
+    exchange->add_header("Access-Control-Max-Age", "600");
+  }
+
   /// A page of another site may not use this server through its reader's browser, unless it was named.
   void allow_origin(const ExchangePtr& exchange) {
     const auto origin = exchange->request().header("origin");
@@ -229,9 +265,9 @@ class Service::Core {
         std::ranges::find_if(options_.cors, [&](const auto& one) { return one == "*" || one == origin; });
     if (named != options_.cors.end()) {
       exchange->add_header("Access-Control-Allow-Origin", *named == "*" ? "*" : std::string(origin));
-      exchange->add_header("Access-Control-Allow-Headers", "authorization, content-type, x-request-id");
-      exchange->add_header("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
+      exchange->add_header("Access-Control-Expose-Headers", "x-request-id, retry-after");
       exchange->add_header("Vary", "Origin");
+      if (exchange->request().method == "OPTIONS") allow_headers(exchange);
       return;
     }
     const auto host = exchange->request().header("host");
@@ -256,6 +292,11 @@ class Service::Core {
     const bool needs_model = call.route->action != Action::health && call.route->action != Action::version &&
                              call.route->action != Action::openapi && call.route->action != Action::metrics;
     if (!ready_ && needs_model) throw loading();
+    if (const auto coding = call.request().header("content-encoding"); !coding.empty() && coding != "identity") {
+      throw Problem(415,
+                    "the body is packed as " + std::string(coding).substr(0, 40) + ", and is taken as plain JSON only",
+                    "", "unsupported_encoding");
+    }
     if (draining_ && call.request().method == "POST") throw Problem(503, "the server is stopping", "", "stopping");
     if (call.route->action == Action::completions || call.route->action == Action::chat) return start_completion(call);
     if (call.route->place == Place::here) return answer(call);
@@ -370,8 +411,10 @@ class Service::Core {
       server_.post([completion, problem] { completion->refuse(problem); });
     };
     try {
-      auto ask = read_ask(parse_body(call.request().body), endpoint);
-      const auto model = model_named(ask.model);
+      auto body = parse_body(call.request().body);
+      auto ask = read_ask(body, endpoint);
+      const auto model = model_of(ask);
+      if (!model->defaults.empty()) ask = read_ask(with_defaults(std::move(body), *model), endpoint);
       completion->submit(make_plan(model, std::move(ask), endpoint));
     } catch (const Problem& problem) {
       refuse_later(problem);
@@ -414,7 +457,23 @@ class Service::Core {
     throw Problem(404, "there is no model '" + name.substr(0, 100) + "'; GET /v1/models lists them", "model",
                   "model_not_found");
   }
-  std::shared_ptr<Model> model_of(const Json& body) const { return model_named(text_field(body, "model")); }
+  std::shared_ptr<Model> model_of(const Json& body, const std::shared_ptr<Model>& otherwise = nullptr) const {
+    const auto name = text_field(body, "model");
+    return name.empty() && otherwise ? otherwise : model_named(name);
+  }
+  static Problem belongs(const std::string& memory, const Model& model) {
+    return bad_request("the memory '" + memory.substr(0, 100) + "' belongs to the model '" + model.name + "'", "memory",
+                       "memory_of_another_model");
+  }
+  /// The model that a request asks: where it names none, the one that its memory belongs to.
+  std::shared_ptr<Model> model_of(const Ask& ask) const {
+    if (ask.memory.empty()) return model_named(ask.model);
+    const auto owner = memory_named(ask.memory).first;
+    if (ask.model.empty()) return owner;
+    auto named = model_named(ask.model);
+    if (named != owner && !named->engine->memory(ask.memory)) throw belongs(ask.memory, *owner);
+    return named;
+  }
 
   Json run_action(const Call& call) {
     switch (call.route->action) {
@@ -539,9 +598,7 @@ class Service::Core {
 
   std::pair<std::shared_ptr<Model>, infer::MemoryInfo> memory_named(const std::string& id) const {
     for (const auto& model : models_) {
-      for (const auto& memory : model->engine->memories()) {
-        if (memory.id == id) return {model, memory};
-      }
+      if (auto memory = model->engine->memory(id)) return {model, *std::move(memory)};
     }
     throw Problem(404, "there is no memory '" + id.substr(0, 100) + "'; GET /v1/memories lists them", "memory",
                   "memory_not_found");
@@ -616,6 +673,7 @@ class Service::Core {
 
   Json fork_memory(const std::string& id, const Json& body) const {
     const auto [model, info] = memory_named(id);
+    if (const auto asked = model_of(body, model); asked != model) throw belongs(id, *model);
     auto more = memory_tokens(*model, body, true, false);
     check_length(*model, info.tokens + static_cast<std::int64_t>(more.size()));
     return memory_json(model->engine->fork_memory(id, std::move(more), memory_name(body), keep_tokens(body)), *model);
@@ -637,7 +695,7 @@ class Service::Core {
             {"models", models()["data"]},
             {"model_path", model.folder.string()},
             {"total_slots", stats.slots},
-            {"default_generation_settings", {{"n_ctx", model.engine->context()}}},
+            {"default_generation_settings", {{"n_ctx", model.engine->context()}, {"params", model.defaults}}},
             {"chat_template", model.chat.source()},
             {"bos_token", model.chat.bos()},
             {"eos_token", model.chat.eos()},

@@ -24,7 +24,8 @@ struct ServiceOptions {
   std::int64_t streams_per_key = 0;  // requests one key may have running; 0: no limit
   std::size_t queue = 1024;          // requests that may wait to be read
   std::chrono::milliseconds drain_limit{30'000};
-  int threads = 2;  // that read requests: JSON, templates, tokens
+  std::chrono::milliseconds heartbeat{15'000};  // a stream that has nothing to say for so long says that it lives
+  int threads = 2;                              // that read requests: JSON, templates, tokens
   bool log_json = false, log_text = false, quiet = false;
 };
 

@@ -70,6 +70,24 @@ def test_texts_go_through_the_tokenizer(engine):
     assert engine.decode(engine.encode("äb")) == "äb"
 
 
+def test_a_text_stops_the_answer_and_is_no_part_of_it(engine):
+    ask = {"max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    whole = engine.generate("äb", **ask)
+    for size in (1, 2, 5):
+        stop = whole.text[7 : 7 + size]
+        done = engine.generate("äb", stop=["never said", stop], **ask)
+        assert done.text == whole.text[: whole.text.find(stop)]
+        assert done.finish == "stop" and done.prompt_tokens == 3
+        assert done.ids == whole.ids[: len(done.ids)]
+        streamed = engine.stream("äb", stop=stop, **ask)
+        assert "".join(token.text for token in streamed) == done.text
+    almost = whole.text[-3:] + "?"  # begun at the end, and not come
+    assert engine.generate("äb", stop=almost, **ask) == engine.generate("äb", **ask)
+    for wrong in ("", ["a", ""], [1]):
+        with pytest.raises(ValueError, match="stop takes a text"):
+            engine.generate("äb", stop=wrong)
+
+
 def test_a_prompt_is_remembered(engine):
     prompt = [n % 200 for n in range(150)]
     engine.generate(prompt, max_tokens=1)

@@ -118,6 +118,11 @@ class FakeEngine : public infer::Engine {
     for (const auto& [id, memory] : memories_) all.push_back(memory.first);
     return all;
   }
+  std::optional<infer::MemoryInfo> memory(const std::string& id) const override {
+    const std::lock_guard lock(mutex_);
+    const auto found = memories_.find(id);
+    return found == memories_.end() ? std::nullopt : std::optional(found->second.first);
+  }
   bool delete_memory(const std::string& id) override {
     const std::lock_guard lock(mutex_);
     return memories_.erase(id) > 0;

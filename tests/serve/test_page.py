@@ -115,6 +115,38 @@ def test_code_is_set_apart_and_every_script_runs_its_own_way(page):
     assert page.run("getComputedStyle(document.querySelector('.prose')).unicodeBidi") == "plaintext"
 
 
+def test_what_models_write_in_markdown_is_shown_as_they_mean_it(page):
+    text = "# Title\n\nSome **bold** and *slanted* `co*de*`, 2*3*4.\n\n- one\n  - **two**\n1. three\n> said\n---\n"
+    text += "| a | b |\n| c | d |\nend"
+    send(page, "SAY:" + text)
+    page.wait(f"{IDLE} && {LAST}.content.endsWith('end')")
+    assert shown(page, ".user .bubble") == "SAY:" + text  # what a person typed stays as it is
+    parts = {
+        "h3": ["Title"],
+        "strong": ["bold", "two"],
+        "em": ["slanted"],
+        ".prose code": ["co*de*"],
+        "blockquote": ["said"],
+    }
+    parts |= {
+        ".item .prose": ["one", "two", "three"],
+        ".item > span": ["•", "•", "1."],
+        ".table": ["| a | b |\n| c | d |"],
+    }
+    for where, texts in parts.items():
+        got = page.run(f"[...document.querySelectorAll('.assistant {where}')].map((part) => part.textContent.trim())")
+        assert got == texts, where
+    assert "2*3*4" in shown(page, ".assistant .bubble")
+    assert page.run("document.querySelectorAll('.assistant strong .token').length") == len("boldtwo")
+    assert page.run("document.querySelectorAll('.assistant hr').length") == 1
+    grown = shown(page, ".assistant .bubble")
+    page.run(
+        "const written = new Writer(document.createElement('div'), true);"
+        "written.add([{ text: state.messages[1].content }]); window.whole = written.place.textContent"
+    )
+    assert page.run("window.whole") == grown  # however it came
+
+
 def test_whoever_reads_further_up_stays_there(page):
     page.run("document.getElementById('max_tokens').value = 400")
     send(page, "\n".join(["a long message"] * 100))
@@ -182,6 +214,20 @@ def test_a_server_that_goes_away_in_mid_answer_is_found_again(page, server):
         tab.wait("document.getElementById('status').textContent === 'the server is back'")
         click(tab, ".user:last-child", "Answer")
         tab.wait(f"{IDLE} && {LAST}.content === 'still there?'")
+        tab.call("Page.close")
+
+
+def test_a_key_is_asked_for_once_in_a_tab(browser, server):
+    with fake(keys="secret") as locked:
+        tab = browser.another(server.address)
+        tab.call("Page.navigate", url=locked.address)
+        tab.wait(
+            "document.activeElement?.id === 'key' && document.getElementById('status').textContent.includes('key')"
+        )
+        tab.run("document.activeElement.value = 'secret'; document.activeElement.dispatchEvent(new Event('change'))")
+        tab.wait("document.querySelector('#model option')")
+        tab.call("Page.reload")
+        tab.wait("document.readyState === 'complete' && document.querySelector('#model option')")
         tab.call("Page.close")
 
 

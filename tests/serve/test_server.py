@@ -1,5 +1,6 @@
 """The API over an engine that says what it is told: what clients rely on, and what they get wrong."""
 
+import gzip
 import http.client
 import json
 import math
@@ -16,7 +17,7 @@ import time
 import openai
 import pytest
 from openai import OpenAI
-from servers import fake
+from servers import BUILD, fake, started
 from templates import CHATML, QWEN_LIKE
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
@@ -112,6 +113,35 @@ def test_the_other_endpoints(client, server):
     assert "<title>gka</title>" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "https://" not in page
+
+
+def test_the_dashboard_that_vllm_comes_with_finds_its_numbers(server):
+    server.post("/v1/completions", say("Hello", n=2))
+    names = """
+        e2e_request_latency_seconds_bucket e2e_request_latency_seconds_sum prompt_tokens_total
+        generation_tokens_total inter_token_latency_seconds_bucket num_requests_running
+        num_requests_waiting time_to_first_token_seconds_bucket kv_cache_usage_perc
+        request_prompt_tokens_bucket request_generation_tokens_bucket request_success_total
+        request_queue_time_seconds_sum request_prefill_time_seconds_sum
+        request_decode_time_seconds_sum request_max_num_generation_tokens_sum
+        prefix_cache_queries_total prefix_cache_hits_total
+    """
+    samples, described = {}, set()
+    for line in server.get("/metrics").splitlines():
+        if line.startswith("#"):
+            described.add(line.split()[2])
+            continue
+        name, labels, value = re.fullmatch(r"([a-zA-Z_:][\w:]*)(\{.*\})? (\S+)", line).groups()
+        assert name in described or re.sub("_(bucket|sum|count)$", "", name) in described, line
+        samples[name, labels] = float(value)
+    for name in names.split():
+        labels = [labels for found, labels in samples if found == f"vllm:{name}"]
+        assert labels and all('model_name="fake"' in text for text in labels), name
+    longest = "vllm:request_max_num_generation_tokens"
+    each = '{model_name="fake"}'
+    assert (
+        samples[f"{longest}_count", each] < samples["vllm:request_generation_tokens_count", each]
+    )  # one for both answers
 
 
 def test_every_answer_in_json_is_described(server):
@@ -362,12 +392,12 @@ def test_tool_choice_none_leaves_the_text_and_a_wrong_one_says_what_it_takes(qwe
     left = qwen.post("/v1/chat/completions", chat(text, tools=TOOLS, tool_choice="none"))["choices"][0]
     assert left["message"]["content"] == text
     named = {"type": "function", "function": {"name": "h"}}
-    pattern = [tool("f", a={"type": "string", "pattern": "x"})]
+    unknown = [tool("f", a={"type": "string", "not": {}})]
     for more, param, said in [
         ({"tools": TOOLS, "tool_choice": named}, "tool_choice", "'h', which is none of 'tools'"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "auto, none, required"),
         ({"tool_choice": "required"}, "tool_choice", "has none to call"),
-        ({"tools": pattern, "tool_choice": "required"}, "tools", "'pattern', which is not supported"),
+        ({"tools": unknown, "tool_choice": "required"}, "tools", "'not', which is not supported"),
     ]:
         error = qwen.post("/v1/chat/completions", chat("x", **more), status=400)["error"]
         assert error["param"] == param and said in error["message"]
@@ -382,6 +412,90 @@ def test_reasoning_is_split_from_the_answer(qwen):
         assert "".join(event["choices"][0]["delta"].get(key, "") for event in events) == expected
     kept = qwen.post("/v1/chat/completions", chat(text, separate_reasoning=False))["choices"][0]["message"]
     assert kept["content"] == text
+
+
+def test_json_is_the_answer_where_the_template_has_begun_to_reason(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text(
+        CHATML.replace("assistant\\n'", "assistant\\n<think>\\n'") + "{# </think> #}"
+    )
+    value = '{"a":1}'
+    with fake(folder=tmp_path) as server:
+        thought = server.post("/v1/chat/completions", chat(f"hm</think>{value}"))["choices"][0]["message"]
+        assert (thought["reasoning_content"], thought["content"]) == ("hm", value)
+        for form in (
+            {"type": "json_object"},
+            schema_format({"type": "object", "properties": {"a": {"type": "integer"}}}),
+        ):
+            body = chat(value, response_format=form)
+            message = server.post("/v1/chat/completions", body)["choices"][0]["message"]
+            assert message["content"] == value and "reasoning_content" not in message
+            events = server.stream("/v1/chat/completions", body)
+            assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == value
+
+
+def test_some_of_the_tools_may_be_allowed(qwen):
+    tools = [tool("f", n={"enum": [1]}), tool("go", where={"enum": ["left", "right"]})]
+
+    def allowed(mode, *names):
+        some = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": some}}
+
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "max_tokens": 200}
+    for seed in range(3):
+        more = {"tool_choice": allowed("required", "go"), "seed": seed}
+        message = qwen.post("/v1/chat/completions", {**body, **more})["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"]["name"] == "go"
+    free = {**body, "tool_choice": allowed("auto", "f"), "max_tokens": 1, "return_token_ids": True}
+    prompt = qwen.post("/v1/chat/completions", free)["choices"][0]["prompt_token_ids"]
+    assert b'"f"' in bytes(prompt) and b'"go"' not in bytes(prompt)
+    for choice in (allowed("auto", "h"), allowed("auto"), allowed("often", "f"), {"type": "allowed_tools"}):
+        error = qwen.post("/v1/chat/completions", {**body, "tool_choice": choice}, status=400)["error"]
+        assert error["param"] == "tool_choice"
+
+
+def test_a_template_that_knows_no_tools_gets_them_in_words(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"n": 1}'}}
+    talk = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    with fake(folder=tmp_path) as server:
+        prompt = server.post("/apply-template", {"messages": talk, "tools": TOOLS[:1]})["prompt"]
+        system, *_ = prompt.split("<|im_end|>")
+        assert system.startswith("<|im_start|>system\n") and json.dumps(TOOLS[0], separators=(",", ":")) in system
+        assert '<tool_call>\n{"name":"f","arguments":{"n":1}}\n</tool_call><|im_end|>' in prompt
+        assert "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>" in prompt
+        told = server.post("/apply-template", {"messages": [{"role": "system", "content": "Be kind."}], "tools": TOOLS})
+        assert told["prompt"].count("<|im_start|>system") == 1 and "system\nBe kind.\n\n" in told["prompt"]
+        assert "function" not in server.post("/apply-template", {"messages": talk[:1]})["prompt"]
+        body = {"messages": [{"role": "user", "content": "SAY:" + CALLS + "\nassistant:"}], "max_tokens": 300}
+        got = server.post("/v1/chat/completions", {**body, "tools": TOOLS})["choices"][0]
+        assert [one["function"]["name"] for one in got["message"]["tool_calls"]] == ["f", "g"]
+
+
+def test_what_openais_client_can_send_is_taken_or_refused_by_name(client):
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "user", "content": "y"},
+    ]
+    fine = {"modalities": ["text"], "verbosity": "low", "prediction": {"type": "content", "content": "x"}}
+    fine |= {"prompt_cache_retention": "24h", "audio": None, "web_search_options": None, "function_call": None}
+    assert client.chat.completions.create(model="fake", messages=talk, max_tokens=1, extra_body=fine).choices
+    for name, value in {"modalities": ["audio"], "web_search_options": {}, "audio": {}, "functions": []}.items():
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="fake", messages=talk, max_tokens=1, extra_body={name: value})
+        assert refused.value.param == name
+
+
+def test_what_a_developer_says_reaches_a_template_that_knows_the_system_alone(qwen):
+    said = [{"role": "developer", "content": "obey"}, {"role": "user", "content": "x"}]
+    system = [{"role": "system", "content": "obey"}, {"role": "user", "content": "x"}]
+    assert "obey" in qwen.post("/apply-template", {"messages": said})["prompt"]
+    for path in ("/apply-template", "/tokenize"):
+        assert qwen.post(path, {"messages": said}) == qwen.post(path, {"messages": system})
 
 
 def test_a_message_that_spells_a_special_token_stays_text(tmp_path):
@@ -429,6 +543,7 @@ def test_a_message_that_spells_a_special_token_stays_text(tmp_path):
         ({"logit_bias": {"5": 200}}, 400, "logit_bias"),
         ({"suffix": "x"}, 400, "suffix"),
         ({"best_of": 3}, 400, "best_of"),
+        ({"prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
         ({"logprobs": 21}, 400, "logprobs"),
         ({"stream": "yes"}, 400, "stream"),
         ({"certainty": 1}, 400, "certainty"),
@@ -441,7 +556,7 @@ def test_a_message_that_spells_a_special_token_stays_text(tmp_path):
         ({"temprature": 1}, 400, "temprature"),
         ({"messages": []}, 400, "messages"),
         ({"response_format": {"type": "xml"}}, 400, "response_format"),
-        ({"response_format": schema_format({"type": "string", "pattern": "a"})}, 400, "response_format"),
+        ({"response_format": schema_format({"type": "string", "not": {}})}, 400, "response_format"),
         ({"min_tokens": 50}, 400, "min_tokens"),
         ({"seed": 1.5}, 400, "seed"),
         ({"stop_token_ids": [300]}, 400, "stop_token_ids"),
@@ -518,6 +633,8 @@ def test_a_field_that_is_null_is_left_out_and_the_ends_of_every_range_are_its_en
 
 def test_paths_methods_and_bodies_that_are_none(server):
     assert server.ask("GET", "/nothing")[0] == 404
+    status, _, answer = server.ask("POST", "/chat/completions", "{}")  # a base_url without /v1
+    assert status == 404 and "it is /v1/chat/completions" in answer["error"]["message"]
     status, headers, _ = server.ask("GET", "/v1/completions")
     assert (status, headers["Allow"]) == (405, "POST, OPTIONS")
     assert server.ask("PUT", "/v1/memories")[1]["Allow"] == "GET, HEAD, POST, OPTIONS"
@@ -532,6 +649,9 @@ def test_paths_methods_and_bodies_that_are_none(server):
         '{"a":' * 100_000,
     ]:
         assert server.ask("POST", "/v1/completions", body)[0] == 400
+    packed = gzip.compress(b'{"prompt": "x"}')
+    status, _, answer = server.ask("POST", "/v1/completions", packed, Content_Encoding="gzip")
+    assert status == 415 and "packed as gzip" in answer["error"]["message"]
     keys = json.dumps({f"k{i}": i for i in range(30_000)})
     assert server.ask("POST", "/v1/completions", keys)[0] == 400
     assert server.ask("POST", "/v1/completions", b"x" * ((1 << 20) + 1))[0] == 413
@@ -550,6 +670,12 @@ def test_keys_origins_and_streams_per_key():
         assert server.ask("GET", "/v1/models", Origin="https://evil.example")[0] == 403
         status, headers, _ = server.ask("OPTIONS", "/v1/models", Origin="https://friend.example", Authorization="")
         assert (status, headers["Access-Control-Allow-Origin"]) == (204, "https://friend.example")
+        assert headers["Access-Control-Allow-Headers"] == "authorization, content-type, x-request-id"
+        asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"  # as OpenAI's client in a browser
+        more = {"Origin": "https://friend.example", "Access_Control_Request_Headers": asked, "Authorization": ""}
+        assert server.ask("OPTIONS", "/v1/models", **more)[1]["Access-Control-Allow-Headers"] == asked
+        friend = server.ask("GET", "/v1/models", Origin="https://friend.example")[1]
+        assert friend["Access-Control-Expose-Headers"] == "x-request-id, retry-after"
         assert server.ask("GET", "/v1/models", Origin=server.address)[0] == 200
 
         held = server.connect()
@@ -626,6 +752,80 @@ def test_a_slow_sender_is_cut_off_and_pipelined_requests_are_answered_in_order()
                 answer += part
             assert answer.index(b'"status"') < answer.index(b'"version"')
         assert b" 408 " in slow.recv(65536)
+        assert "no request status=408 why=the request did not arrive in time" in server.log()
+        assert 'gka_http_requests_total{route="none",status="408"} 1' in server.get("/metrics")
+
+
+def exchange(server, *requests):
+    """Everything that comes back until the server closes."""
+    with socket.create_connection((server.host, int(server.port)), timeout=10) as connection:
+        for request in requests:
+            connection.sendall(request)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        return answer
+
+
+def test_a_client_of_http_1_0_reads_answers_and_streams(server):
+    body = json.dumps(say("old", stream=True)).encode()
+    post = b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n" % len(body)
+    for kept in [b"", b"Connection: keep-alive\r\n"]:  # a stream ends with the connection, whatever was asked
+        head, events = exchange(server, post + kept + b"\r\n" + body).split(b"\r\n\r\n", 1)
+        assert b"Connection: close" in head and b"chunked" not in head
+        assert events.startswith(b"data: {") and events.endswith(b"data: [DONE]\n\n")
+    again = b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    both = exchange(server, again, b"GET /health HTTP/1.0\r\n\r\n")
+    assert both.count(b"200 OK") == 2
+    assert both.count(b"Connection: keep-alive") == both.count(b"Connection: close") == 1
+    assert b"Connection: close" in exchange(server, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+
+
+def test_a_stream_that_has_nothing_to_say_yet_shows_that_it_lives():
+    with fake(step_us=300_000, beat_ms=40) as server:
+        connection = server.connect()
+        connection.request("POST", "/v1/completions", json.dumps(say("ab", stream=True)))
+        lines = connection.getresponse().read().decode().split("\n\n")
+        connection.close()
+        silent = [line for line in lines if line.startswith(": ")]
+        assert len(silent) >= 3
+        client = OpenAI(base_url=f"{server.address}/v1", api_key="none")
+        chunks = client.completions.create(model="fake", **say("ab"), stream=True)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "ab"
+        whole = server.post("/v1/completions", say("ab"))
+        assert whole["choices"][0]["text"] == "ab"
+
+
+def test_with_few_files_to_open_it_makes_room_and_says_when_there_is_none():
+    limited = ["prlimit", "--nofile=64:64"]
+    if shutil.which("prlimit") is None:
+        pytest.skip("there is no prlimit to take files away with")
+    with started(*limited, BUILD / "bin/gka_fake_server", "step_us=20000", "slots=64") as server:
+        place = (server.host, int(server.port))
+        idle = [server.connect() for _ in range(100)]
+        for connection in idle:  # those that wait for nothing give way
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+        body = json.dumps({"prompt": "x", "max_tokens": 3000, "stream": True}).encode()
+        busy, refused = [], b""
+        while not refused:
+            connection = socket.create_connection(place, timeout=10)
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            first = connection.recv(12)
+            if first.endswith(b"503"):
+                refused = first + connection.recv(65536)
+            busy.append(connection)
+            assert len(busy) < 64
+        assert b"as many connections as it can" in refused
+        for connection in busy + idle:
+            connection.close()
+        server.wait_until_idle()
+
+
+def test_who_may_call_is_said_where_everybody_may():
+    for options, told in [({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "keys": "k"}, False), ({}, False)]:
+        with fake(**options) as server:
+            assert ("whoever can reach this machine" in server.log()) == told
 
 
 def test_large_bodies_and_streams_over_tls(tmp_path):

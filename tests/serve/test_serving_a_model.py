@@ -121,6 +121,68 @@ def test_a_memory_that_does_not_fit_the_disk_is_refused_and_the_server_goes_on(m
         assert [path.name for path in tmp_path.iterdir()] == [made["id"] + ".safetensors"]
 
 
+def test_memories_that_could_not_be_written_leave_no_room_taken(model, tmp_path):
+    words = [PROGRAM, "serve", model, "--tokenizer", "bytes", "--port", "0", "--memories", tmp_path, "--quiet"]
+    with started("bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *words, "--context", "1024", "--slots", "2") as server:
+        for at in range(40):  # as many tokens each as half of the caches hold
+            said = server.post("/v1/memories", {"input": [at + 1] * 960}, status=500)["error"]["message"]
+            assert "File too large" in said
+        assert server.post("/v1/completions", {"prompt": [3] * 1000, "max_tokens": 2})["usage"]["completion_tokens"]
+
+
+def test_servers_share_a_folder_of_memories_and_models_know_their_own(model, tmp_path):
+    other = GOLDENS / "tiny-hqwen3-gka"
+    ask = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+    with serve(model, "--memories", tmp_path) as first, serve(model, "--memories", tmp_path) as second:
+        made = first.post("/v1/memories", {"input": list(range(80)), "name": "shared"})
+        assert second.get("/v1/memories")["data"] == [made]  # it came while this one ran
+        late = first.post("/v1/memories", {"input": list(range(90))})
+        answers = [one.post("/v1/completions", {**ask, "memory": late["id"]})["choices"] for one in (first, second)]
+        assert answers[0] == answers[1]
+        assert second.ask("DELETE", f"/v1/memories/{late['id']}")[0] == 200
+        assert first.post("/v1/completions", {**ask, "memory": late["id"]}, status=404)["error"]["param"] == "memory"
+        assert first.get("/v1/memories")["data"] == [made]
+    with serve(model, other, "--memories", tmp_path) as both:  # a second model, and the first has what it had
+        assert both.get("/v1/memories")["data"] == [made]
+        own = both.post("/v1/memories", {"model": other.name, "input": list(range(80))})
+        assert both.post("/v1/completions", {**ask, "memory": made["id"]})["model"] == model.name
+        for path, body in [
+            ("/v1/completions", {**ask, "model": other.name, "memory": made["id"]}),
+            (f"/v1/memories/{own['id']}/fork", {"model": model.name}),
+        ]:
+            error = both.post(path, body, status=400)["error"]
+            assert error["param"] == "memory" and "belongs to the model" in error["message"]
+    with serve(model, "--memories", tmp_path) as alone:
+        assert alone.get("/v1/memories")["data"] == [made]
+        assert alone.ask("DELETE", f"/v1/memories/{own['id']}")[0] == 404
+
+
+def test_a_model_says_how_it_wants_to_be_drawn_from(model, tmp_path):
+    folder = tmp_path / "said"
+    folder.mkdir()
+    for file in model.glob("*.*"):
+        (folder / file.name).symlink_to(file)
+    own = {"temperature": 0.0001, "top_k": 3, "top_p": 0.9, "eos_token_id": 256, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    ask = {"prompt": [5, 6, 7], "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+
+    def drawn(server, **more):
+        return {str(server.post("/v1/completions", {**ask, **more})["choices"][0]["token_ids"]) for _ in range(4)}
+
+    with serve(folder) as server:
+        greedy = drawn(server, temperature=0)
+        assert len(greedy) == 1 and drawn(server) == drawn(server, temperature=None) == greedy
+        assert len(drawn(server, temperature=1.5, top_k=0, top_p=1)) > 1  # what a request says counts
+        settings = server.get("/props")["default_generation_settings"]
+        assert settings["params"] == {"temperature": 0.0001, "top_p": 0.9, "top_k": 3}
+        assert "generation_config.json" in server.log()
+    (folder / "generation_config.json").write_text('{"temperature": "hot"}')
+    words = [PROGRAM, "serve", folder, "--tokenizer", "bytes", "--port", "0"]
+    failed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "generation_config.json: 'temperature' takes a number from 0 to 100" in failed.stderr
+
+
 def test_a_memory_that_keeps_a_part_of_its_cache_is_the_same_after_a_restart(model, tmp_path):
     memory_ids = [i % 200 for i in range(300)]
     ask = {"prompt": [1, 2, 3], "max_tokens": 6, "temperature": 0, "logprobs": 1, "ignore_eos": True}
@@ -174,6 +236,8 @@ def test_a_folder_that_is_no_model_is_one_sentence(tmp_path):
         (["FOLDER", "--name", "a", "--name", "b"], "--name is given 2 times, and there are 1 models"),
         (["FOLDER", "FOLDER", "--name", "a", "--name", "a"], "two models have the same --name"),
         (["FOLDER", "--api-key", ""], "--api-key"),
+        (["FOLDER", "--cors-origin", "example.com"], "takes a site as in https://example.com"),
+        (["FOLDER", "--cors-origin", "https://example.com/"], "takes a site as in https://example.com"),
         (["FOLDER", "--memories", "/proc/none"], "cannot make --memories /proc/none"),
         (["FOLDER", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:0: Cannot assign requested address"),
     ],

@@ -204,6 +204,11 @@ std::int32_t gka_stream_next(void* handle, GkaEvent* event, std::int64_t millise
   return 1;
 }
 
+void gka_stream_cancel(void* handle) {
+  const auto& stream = *static_cast<Stream*>(handle);
+  if (!stream.over) stream.engine->cancel(stream.id);
+}
+
 void gka_stream_free(void* handle) {
   const std::unique_ptr<Stream> stream(static_cast<Stream*>(handle));
   if (!stream->over) stream->engine->cancel(stream->id);

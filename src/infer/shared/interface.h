@@ -61,7 +61,8 @@ std::int64_t gka_engine_context(void* engine);
 void* gka_engine_submit(void* engine, const GkaRequest* request);
 /// 1: an event; 0: none came in so many milliseconds; −1: the stream is over.
 std::int32_t gka_stream_next(void* stream, GkaEvent* event, std::int64_t milliseconds);
-void gka_stream_free(void* stream);  // cancels what still runs
+void gka_stream_cancel(void* stream);  // its end comes soon
+void gka_stream_free(void* stream);    // cancels what still runs
 
 /// Reads the tokens once and keeps what the model remembers of them; `id`: after those of that memory, null: from the
 /// start. Attention keeps the last `keep_tokens` of them, −1: all. 0, or −1 where it fails.

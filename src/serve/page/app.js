@@ -265,35 +265,82 @@ function span(text, value) {
   return made;
 }
 
-/** A text as blocks: prose, and code between lines of ```. Each has its kind and the characters it shows. */
-function blocks(text) {
+/** What a line of an answer is, in the little of Markdown that models write: its kind, and how many characters only say so. */
+function lineKind(line) {
+  if (!line.trim()) return { kind: "gap" };
+  const heading = /^(#{1,6}) +(?=\S)/.exec(line), item = /^( *)([-*+]|\d{1,3}[.)]) +(?=\S)/.exec(line), quote = /^> ?/.exec(line);
+  if (heading) return { kind: `h${Math.min(heading[1].length + 2, 6)}`, hidden: heading[0].length };
+  if (/^ *([-*_])( *\1){2,} *$/.test(line)) return { kind: "rule", hidden: line.length };
+  if (item) return { kind: "item", hidden: item[0].length, label: /\d/.test(item[2]) ? item[2] : "•", depth: Math.min(Math.floor(item[1].length / 2), 6) };
+  if (quote) return { kind: "quote", hidden: quote[0].length };
+  return { kind: /^ *\|.*\| *$/.test(line) ? "table" : "prose" };
+}
+
+/** The lines from one place to another as blocks; plain lines stay together, and so do a table's. */
+function lineBlocks(text, start, end) {
+  const found = [];
+  for (let at = start; at < end;) {
+    const stop = text.indexOf("\n", at), next = stop < 0 || stop >= end ? end : stop + 1, open = found.at(-1);
+    const line = lineKind(text.slice(at, next).replace("\n", ""));
+    if (open?.kind === line.kind && (line.kind === "prose" || line.kind === "table")) open.end = next;
+    else found.push({ ...line, start: at, end: next });
+    at = next;
+  }
+  return found;
+}
+
+/** A text as blocks: prose, and code between lines of ```; where it is rich, headings, lists, quotes and tables too. */
+function blocks(text, rich) {
   const open = /\n*^ *```([^`\n]*)\n/gm, close = /^ *``` *$\n*/gm, found = [];
+  const prose = (start, end) => { if (end > start) found.push(...(rich ? lineBlocks(text, start, end) : [{ kind: "prose", start, end }])); };
   let at = 0;
   for (let opened; open.lastIndex = at, (opened = open.exec(text));) {
-    if (opened.index > at) found.push({ kind: "prose", start: at, end: opened.index });
+    prose(at, opened.index);
     close.lastIndex = opened.index + opened[0].length;
     const closed = close.exec(text);
     found.push({ kind: "code", language: opened[1].trim(), start: opened.index + opened[0].length, end: closed ? closed.index : text.length });
     at = closed ? closed.index + closed[0].length : text.length;
   }
-  if (at < text.length) found.push({ kind: "prose", start: at, end: text.length });
+  prose(at, text.length);
   return found;
 }
 
-function blockElement(block) {
-  if (block.kind === "prose") {
-    const made = element("div", { className: "prose" });
-    return { made, inside: made };
+/** Bold, slanted and code within a line: the parts of a text, each with its element's name where it has one. */
+function inlineParts(text) {
+  const marks = /(`+)([^`\n]+)\1|(\*\*)(?=[^\s*])[^\n]*?[^\s*]\*\*|(\*)(?=[^\s*])[^*\n]*?[^\s*]\*(?!\w)/g, parts = [];
+  let at = 0;
+  for (const found of text.matchAll(marks)) {
+    if (found[4] && /\w/.test(text[found.index - 1] ?? "")) continue;  // a product, not a word that is stressed
+    const width = (found[1] ?? found[3] ?? found[4]).length, end = found.index + found[0].length;
+    parts.push({ start: at, end: found.index }, { name: found[1] ? "code" : found[3] ? "strong" : "em", start: found.index + width, end: end - width });
+    at = end;
   }
-  const inside = element("pre", { tabIndex: 0, dir: "ltr" });
-  const made = element("div", { className: "code" }, element("div", {}, element("span", { textContent: block.language || "code" }), button("Copy", (event) => copy(inside.textContent, event.target), "Copy this code")), inside);
-  return { made, inside };
+  return [...parts, { start: at, end: text.length }].filter((part) => part.end > part.start);
+}
+
+function blockElement(block) {
+  if (block.kind === "code") {
+    const inside = element("pre", { tabIndex: 0, dir: "ltr" });
+    const made = element("div", { className: "code" }, element("div", {}, element("span", { textContent: block.language || "code" }), button("Copy", (event) => copy(inside.textContent, event.target), "Copy this code")), inside);
+    return { made, inside };
+  }
+  if (block.kind === "item") {
+    const inside = element("div", { className: "prose" });
+    const made = element("div", { className: "item" }, element("span", { textContent: block.label }), inside);
+    made.style.setProperty("--depth", block.depth);
+    return { made, inside };
+  }
+  const names = { rule: "hr", quote: "blockquote" };
+  const made = element(/^h\d$/.test(block.kind) ? block.kind : names[block.kind] ?? "div", { className: `prose ${block.kind}` });
+  if (block.kind === "table") made.tabIndex = 0;
+  return { made, inside: made };
 }
 
 /** Writes a text that grows. What is there already stays, so that a long answer costs no more per token than a short one. */
 class Writer {
-  constructor(place) {
+  constructor(place, rich) {
     this.place = place;
+    this.rich = rich;
     this.drawn = [];   // one for each block that is on the page
     this.pieces = [];  // what has come so far: text, where it starts, its value
     this.text = "";
@@ -304,30 +351,47 @@ class Writer {
       this.pieces.push({ text, value, start: this.text.length });
       this.text += text;
     }
-    const now = blocks(this.text);
+    const now = blocks(this.text, this.rich);
+    const stays = (old, block) => ["kind", "start", "hidden", "label", "depth"].every((key) => old[key] === block[key]) && old.end <= block.end;
     let same = 0;
-    while (same < now.length && same < this.drawn.length && this.drawn[same].kind === now[same].kind &&
-           this.drawn[same].start === now[same].start && this.drawn[same].end <= now[same].end) ++same;
+    while (same < now.length && same < this.drawn.length && stays(this.drawn[same], now[same])) ++same;
     for (const gone of this.drawn.splice(same)) gone.made.remove();
     now.forEach((block, at) => {
+      const from = block.start + (block.hidden ?? 0);
       if (at >= this.drawn.length) {
-        this.drawn.push({ ...block, ...blockElement(block), end: block.start });
+        this.drawn.push({ ...block, ...blockElement(block), end: from });
         this.place.append(this.drawn[at].made);
       }
-      this.write(this.drawn[at], block.end);
+      this.write(this.drawn[at], from, block.end);
     });
   }
 
-  /** What a block lacks up to `end`. */
-  write(block, end) {
-    let at = this.pieces.length;
-    while (at > 0 && this.pieces[at - 1].start + this.pieces[at - 1].text.length > block.end) --at;
-    for (; at < this.pieces.length && this.pieces[at].start < end; ++at) {
-      const piece = this.pieces[at];
-      const text = piece.text.slice(Math.max(block.end - piece.start, 0), end - piece.start);
-      block.inside.append(piece.value === undefined ? text : span(text, piece.value));
+  /** What a block lacks up to `end`. Where words in it may be stressed, all of it: a mark changes what came before it. */
+  write(block, from, end) {
+    if (end <= block.end) return;
+    const text = this.text.slice(from, end);
+    if (!this.rich || block.kind === "code" || block.kind === "table" || !/[*`]/.test(text)) {
+      this.append(block.inside, block.end, end);
+    } else {
+      block.inside.replaceChildren();
+      for (const part of inlineParts(text)) {
+        const inside = part.name ? element(part.name) : block.inside;
+        this.append(inside, from + part.start, from + part.end);
+        if (part.name) block.inside.append(inside);
+      }
     }
     block.end = end;
+  }
+
+  /** The characters from one place to another, each in the colour of the piece it came in. */
+  append(inside, start, end) {
+    let at = this.pieces.length;
+    while (at > 0 && this.pieces[at - 1].start + this.pieces[at - 1].text.length > start) --at;
+    for (; at < this.pieces.length && this.pieces[at].start < end; ++at) {
+      const piece = this.pieces[at];
+      const text = piece.text.slice(Math.max(start - piece.start, 0), end - piece.start);
+      inside.append(piece.value === undefined ? text : span(text, piece.value));
+    }
   }
 }
 
@@ -338,7 +402,7 @@ function show(item, message) {
   const coloured = known(message) && $("certainty").checked, bubble = item.querySelector(".bubble");
   if (item.writer?.coloured !== coloured) {
     bubble.replaceChildren();
-    item.writer = Object.assign(new Writer(bubble), { coloured });
+    item.writer = Object.assign(new Writer(bubble, message.role === "assistant"), { coloured });
     item.thought = null;
   }
   if (message.reasoning) {
@@ -367,7 +431,7 @@ function showLayers(item, message) {
     item.layers = Array.from({ length: count }, () => {
       const caption = element("figcaption"), text = element("div", { className: "bubble" });
       row.append(element("figure", {}, caption, text));
-      return { caption, writer: new Writer(text), sum: 0, count: 0 };
+      return { caption, writer: new Writer(text, true), sum: 0, count: 0 };
     });
     item.querySelector(".bubble").after(row);
   }
@@ -659,6 +723,7 @@ function restore() {
   try { newest = stored("gka.chat", "sessionStorage") ?? chats()[0]?.id; } catch { /* no leave to read: an empty chat */ }
   const chat = readChat(newest);
   $("input").value = stored("gka.draft", "sessionStorage") ?? "";
+  $("key").value = stored("gka.key", "sessionStorage") ?? "";  // this tab's, and gone with it
   state.wanted = { model: chat?.model ?? settings.values?.model, memory: chat?.memory ?? settings.memory };
 }
 
@@ -752,7 +817,10 @@ $("newest").addEventListener("click", () => follow(true));
 $("memory-create").addEventListener("click", () => remember(null));
 $("model").addEventListener("change", () => chooseModel());
 $("memory").addEventListener("change", save);
-$("key").addEventListener("change", open);
+$("key").addEventListener("change", () => {
+  try { sessionStorage.setItem("gka.key", JSON.stringify($("key").value)); } catch { /* asked again after a reload */ }
+  open();
+});
 $("panel-button").addEventListener("click", () => togglePanel());
 $("iterations").addEventListener("input", () => {
   const value = Number($("iterations").value);
