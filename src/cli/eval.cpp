@@ -293,7 +293,7 @@ std::string to_table(const std::vector<Result>& results) {
   for (const auto& result : results) {
     for (const auto& metric : result.metrics) {
       rows.push_back({result.task->name, std::to_string(result.task->items.size()), metric.name,
-                      with_digits(metric.value), "±" + with_digits(metric.error)});
+                      with_digits(metric.value), std::isnan(metric.error) ? "–" : "±" + with_digits(metric.error)});
     }
   }
   return layout(rows, {false, true, false, true, true});

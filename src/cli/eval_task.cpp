@@ -76,6 +76,7 @@ TaskItem read_choice(const Json& json, const std::string& where) {
     visit("choices", item.endings);
     visit("answer", item.answer);
   });
+  need(context.empty() || item.contexts.empty(), where, "a \"context\" or \"contexts\", as many as choices, not both");
   if (item.contexts.empty()) item.contexts = {context};
   const auto count = std::ssize(item.endings);
   need(count >= 2, where, "at least two choices");

@@ -201,6 +201,10 @@ def test_the_table_has_a_line_for_every_metric_and_limit_takes_the_first_items(m
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0] == ["task", "items", "metric", "value", "stderr"]
     assert [row[:3] for row in rows[1:]] == [["t", "3", name] for name in ("acc", "acc_norm", "acc_bytes")]
+    done = call("eval", model, "--tokenizer", "bytes", "--tasks", path, "--limit", 1)
+    assert [line.split()[-1] for line in done.stdout.splitlines()[1:]] == ["–"] * 3, "one item has no deviation"
+    done = call("eval", model, "--tokenizer", "bytes", "--tasks", path, "--limit", 1, "--json")
+    assert json.loads(done.stdout)["tasks"]["t"]["metrics"]["acc"]["stderr"] is None
 
 
 CHOICE = {"task": "t", "kind": "choice"}
@@ -216,7 +220,8 @@ FINE = {"context": "a", "choices": ["b", "c"], "answer": 0}
         ([{"task": "t", "kind": "guess"}, FINE], "takes one of choice, last_word, text, contains, exact"),
         ([CHOICE, FINE, {"context": "a", "choices": ["b"], "answer": 0}], "line 3 of"),
         ([CHOICE, {"context": "a", "choices": ["b", "c"], "answer": 2}], "the number of the right choice"),
-        ([CHOICE, FINE | {"contexts": ["a", "b", "c"]}], "as many as choices"),
+        ([CHOICE, FINE | {"contexts": ["a", "b", "c"], "context": ""}], "as many as choices"),
+        ([CHOICE, FINE | {"contexts": ["a", "b"]}], "not both"),
         ([CHOICE, FINE | {"label": 1}], "the key 'label'"),
         ([{"task": "t", "kind": "text"}, {"text": ""}], "a text that is not empty"),
         ([{"task": "t", "kind": "exact", "stop": [""]}, {"context": "a", "answers": ["b"]}], "'stop'"),
