@@ -301,6 +301,7 @@ class Engine:
         memories: str | Path | None = None,
     ):
         self._engine = self._tokenizer = None
+        self._model = os.fspath(model)
         self._process = os.getpid()
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         options = _Options(
@@ -341,6 +342,9 @@ class Engine:
             _library().gka_tokenizer_free(tokenizer)
 
     __reduce__ = _refuse_copy
+
+    def __repr__(self) -> str:
+        return f"gka.Engine({self._model!r})" + ("" if self._engine else ", closed")
 
     def __enter__(self) -> Engine:
         return self
