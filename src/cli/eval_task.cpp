@@ -115,9 +115,16 @@ TaskItem read_answers(const Json& json, const std::string& where) {
   return item;
 }
 
+TaskItem read_contained(const Json& json, const std::string& where) {
+  auto item = read_answers(json, where);
+  const bool spoken = std::ranges::none_of(item.endings, [](const auto& answer) { return answer.empty(); });
+  need(spoken, where, "answers that are not empty: every text contains those");
+  return item;
+}
+
 TaskItem read_item(TaskKind kind, const Json& json, const std::string& where) {
   using Read = TaskItem (*)(const Json&, const std::string&);
-  constexpr std::array<Read, kTaskKinds> kReads{read_choice, read_last_word, read_text_item, read_answers,
+  constexpr std::array<Read, kTaskKinds> kReads{read_choice, read_last_word, read_text_item, read_contained,
                                                 read_answers};
   return kReads[static_cast<std::size_t>(kind)](json, where);
 }

@@ -224,6 +224,7 @@ FINE = {"context": "a", "choices": ["b", "c"], "answer": 0}
         ([CHOICE, FINE | {"contexts": ["a", "b"]}], "not both"),
         ([CHOICE, FINE | {"label": 1}], "the key 'label'"),
         ([{"task": "t", "kind": "text"}, {"text": ""}], "a text that is not empty"),
+        ([{"task": "t", "kind": "contains"}, {"context": "a", "answers": ["b", ""]}], "answers that are not empty"),
         ([{"task": "t", "kind": "exact", "stop": [""]}, {"context": "a", "answers": ["b"]}], "'stop'"),
     ],
 )
@@ -233,6 +234,15 @@ def test_a_file_that_is_wrong_is_one_sentence_that_says_where(model, tmp_path, l
     done = call("eval", model, "--tokenizer", "bytes", "--tasks", path)
     assert done.returncode == 1 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and said in done.stderr and "bad.jsonl" in done.stderr
+
+
+def test_a_model_that_is_not_there_and_a_limit_that_is_none_are_named(tmp_path):
+    path = write_task(tmp_path / "t.jsonl", CHOICE, [FINE])
+    done = call("eval", tmp_path / "nowhere", "--tasks", path)
+    assert (done.returncode, done.stdout) == (1, "") and "nowhere" in done.stderr and "tokenizer" not in done.stderr
+    done = call("eval", tmp_path, "--tasks", path, "--limit", 0)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "--limit: takes a number above 0, and got 0"
 
 
 def test_a_place_for_samples_that_cannot_be_written_is_named_before_any_work(tmp_path):
