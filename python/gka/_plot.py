@@ -124,9 +124,11 @@ def draw(axes, lines, name, colour, across, quantity):
 
 
 def axis_in_powers(axis, unit=""):
-    from matplotlib.ticker import EngFormatter
+    """25k and 100 MB; half of an epoch stays 0.5, where thousandths would be 500m."""
+    from matplotlib.ticker import EngFormatter, FuncFormatter
 
-    axis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
+    powers = EngFormatter(unit, sep=" " if unit else "")
+    axis.set_major_formatter(FuncFormatter(lambda x, place: powers(x, place) if unit or abs(x) >= 1 else f"{x:g}"))
 
 
 def learns(folder):
@@ -149,6 +151,8 @@ def label_of(quantity, folders):
 
 def save(figure, output):
     """Beside its name first: a disk that is full keeps the picture that was there. Returns its name."""
+    if output.is_dir():
+        fail(f"'{output}' is a folder; --output takes the name of a picture, such as {output / 'curves.png'}.")
     path = output if output.suffix else output.with_name(output.name + ".png")
     beside = path.with_name(".writing-" + path.name)
     try:

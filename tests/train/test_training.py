@@ -195,6 +195,8 @@ def test_a_plot_of_nothing_says_so(whole):
     done = whole.call("plot", "nowhere", "-o", "curves.png")
     assert done.returncode == 1
     assert "'nowhere' holds no run" in done.stderr
+    done = whole.call("plot", "runs/small", "-o", ".")
+    assert done.stderr == "gka plot: '.' is a folder; --output takes the name of a picture, such as curves.png.\n"
 
 
 def test_the_documentation_has_every_key(gka):

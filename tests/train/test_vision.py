@@ -180,6 +180,12 @@ def test_curves_of_images_are_named_after_them(learned):
     picture = (learned.folder / "curves.svg").read_text()
     for label in ("loss (nats per image)", "accuracy (the likeliest class)", "images per second", "epoch"):
         assert f"<!-- {label} -->" in picture
+    words[3:] = ["time", "--y", "loss"]
+    (learned.folder / "short").mkdir()
+    lines = "".join(f'{{"step": {i}, "loss": 1, "seconds": {i / 10}}}\n' for i in (1, 9))
+    (learned.folder / "short/metrics.jsonl").write_text(lines)
+    assert learned.call("plot", "short", *words).returncode == 0
+    assert "<!-- 0.4 -->" in (learned.folder / "curves.svg").read_text(), "parts of one are no thousandths"
     done = learned.call("plot", "run", "-o", "curves.svg", "--x", "tokens")
     assert done.returncode == 1
     assert done.stderr == "gka plot: none of the runs counts 'tokens'; --x takes step, tokens, images, epoch, time.\n"
