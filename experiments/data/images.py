@@ -9,13 +9,15 @@
   OUT/NAME/about.json                 how many there are of each class, checksums, where they come from
   OUT/NAME/sheet.png                  some of each class, to look at
 
-What is there already and has the checksum of about.json is kept, so the command can be stopped and started again.
+What is there already and has the checksum of about.json is kept, so the command can be stopped and started again; a
+folder in which pictures came, went or changed is read anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import json
 import sys
 import tarfile
@@ -32,7 +34,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 from console import Progress, run_program, table, write_atomically, write_json  # noqa: E402
 
-ENDINGS = {".png", ".jpg", ".jpeg"}
+ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
 PARTS = {"train": ("train",), "test": ("test", "val")}  # and the folders either may be in
 CIFAR_SIDE, CIFAR_BATCH = 32, 10_000
 SHEET_CLASSES, SHEET_OF_EACH = 20, 12
@@ -140,28 +142,47 @@ def pillow(why: str):
 
 
 def picture(path: Path, size: tuple[int, int], grey: bool) -> numpy.ndarray:
-    """Cut to the shape in its middle, then scaled."""
-    Image = pillow("pictures are PNG and JPEG")
-    from PIL import ImageOps
+    """Cut to the shape in its middle, then scaled, just as gka.vision does it to a picture that it is asked about."""
+    from gka._pictures import fitted  # here: it waits for torch
 
+    channels = 1 if grey else 3
     try:
-        with Image.open(path) as found:
-            upright = ImageOps.exif_transpose(found).convert("L" if grey else "RGB")
-            fitted = ImageOps.fit(upright, (size[1], size[0]), Image.Resampling.BICUBIC)
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises of damaged files
-        raise FetchError(f"{path} is no picture that can be read ({error})") from None
-    return numpy.asarray(fitted).reshape(*size, 1 if grey else 3)
+        return numpy.asarray(fitted(path, size, channels)).reshape(*size, channels)
+    except (ImportError, ValueError) as error:
+        raise FetchError(str(error)) from None
+
+
+def visible(folder: Path, pattern: str) -> list[Path]:
+    """Without .ipynb_checkpoints, ._1.jpg and the like."""
+    found = ((path, path.relative_to(folder).parts) for path in folder.glob(pattern))
+    return sorted(path for path, parts in found if not any(part.startswith(".") for part in parts))
 
 
 def class_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir())
+    found = [path for path in visible(folder, "*") if path.is_dir()]
+    for path in found:
+        if not path.name.isprintable():  # a line end, or bytes that are no UTF-8
+            raise FetchError(f"the folder {str(path)!r} is the name of a class and has characters that cannot be shown")
+    return found
 
 
 def pictures_of(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+    files = [path for path in visible(folder, "**/*") if path.is_file()]
+    pictures = [path for path in files if path.suffix.lower() in ENDINGS]
+    if not pictures:
+        raise FetchError(
+            f"{folder} has no pictures; they are PNG, JPEG, WebP, BMP or TIFF, by the ending of their names"
+        )
+    if left := sorted(set(files) - set(pictures)):
+        more = f" and {len(left) - 1} more files" if len(left) > 1 else ""
+        print(f"images: {left[0]}{more} left out: no pictures by their names", file=sys.stderr)
+    return pictures
 
 
-def folder_set(folder: Path, size: tuple[int, int], grey: bool) -> tuple[tuple[str, ...], dict[str, Part]]:
+Found = list[tuple[Path, int]]  # a picture and the number of its class
+
+
+def find_pictures(folder: Path) -> tuple[tuple[str, ...], dict[str, Found]]:
     """The classes are the folders of train/; test/ (or val/) may have fewer."""
     places = {}
     for part, names in PARTS.items():
@@ -171,18 +192,34 @@ def folder_set(folder: Path, size: tuple[int, int], grey: bool) -> tuple[tuple[s
     classes = tuple(path.name for path in class_folders(places["train"]))
     parts = {}
     for part, place in places.items():
-        files, labels = [], []
+        parts[part] = []
         for path in class_folders(place):
             if path.name not in classes:
                 raise FetchError(f"{path} is a class that {places['train']} does not have")
-            found = pictures_of(path)
-            files += found
-            labels += [classes.index(path.name)] * len(found)
-        if not files:
-            raise FetchError(f"{place} has no pictures; they are PNG or JPEG in a folder of each class")
-        read = (picture(file, size, grey) for file in files)
-        parts[part] = Part(read, numpy.array(labels, numpy.int64), (*size, 1 if grey else 3))
+            parts[part] += [(file, classes.index(path.name)) for file in pictures_of(path)]
+        if not parts[part]:
+            raise FetchError(f"{place} has no pictures; they lie in a folder of each class")
     return classes, parts
+
+
+def state_of(folder: Path, parts: dict[str, Found]) -> str:
+    """Another one where a picture came, went or was changed."""
+    lines = []
+    for file, _ in (entry for found in parts.values() for entry in found):
+        about = file.stat()
+        lines.append(f"{file.relative_to(folder)} {about.st_size} {about.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def read_pictures(parts: dict[str, Found], size: tuple[int, int], grey: bool) -> dict[str, Part]:
+    return {
+        name: Part(
+            (picture(file, size, grey) for file, _ in found),
+            numpy.array([label for _, label in found], numpy.int64),
+            (*size, 1 if grey else 3),
+        )
+        for name, found in parts.items()
+    }
 
 
 # ---- Files
@@ -300,9 +337,10 @@ def make_folder(options: argparse.Namespace) -> dict:
     folder = options.folder.resolve()
     if not folder.is_dir():
         raise FetchError(f"{options.folder} is no folder")
-    source = {"folder": str(folder), "size": list(options.size), "grey": options.grey}
+    classes, parts = find_pictures(folder)
+    source = {"folder": str(folder), "size": list(options.size), "grey": options.grey, "state": state_of(folder, parts)}
     place = options.out / (options.name or folder.name)
-    return make(place, source, lambda: folder_set(folder, options.size, options.grey), options.again)
+    return make(place, source, lambda: (classes, read_pictures(parts, options.size, options.grey)), options.again)
 
 
 # ---- The command

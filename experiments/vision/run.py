@@ -48,10 +48,13 @@ class Run:
     mixer: str
     seed: int
     epochs: int
+    data: str
 
     @property
     def name(self) -> str:
-        return f"{self.size}-{self.mixer}-e{self.epochs}-s{self.seed}"
+        """Says the images where they are not the size's own: on others it is another run."""
+        other = "" if self.data == SIZES[self.size].data else f"-{self.data}"
+        return f"{self.size}-{self.mixer}-e{self.epochs}-s{self.seed}{other}"
 
 
 def plan(options: argparse.Namespace) -> Iterator[Run]:
@@ -59,7 +62,7 @@ def plan(options: argparse.Namespace) -> Iterator[Run]:
     epochs = options.epochs or SIZES[options.size].epochs
     for seed in options.seeds:
         for mixer in options.mixers:
-            yield Run(options.size, mixer, seed, epochs)
+            yield Run(options.size, mixer, seed, epochs, data_of(options).name)
 
 
 def read_results(*paths: Path) -> Results:
@@ -114,7 +117,7 @@ def result_of(run: Run, options: argparse.Namespace, folder: Path) -> dict:
         "size": run.size,
         "mixer": run.mixer,
         "seed": run.seed,
-        "data": data_of(options).name,
+        "data": run.data,
         "test_images": about["parts"]["test"]["images"],
         "parameters": parameters(folder / "latest" / "model.safetensors"),
         "recipe": recipe(run),
@@ -254,7 +257,7 @@ def show_list(options: argparse.Namespace) -> int:
     known = read_results(RESULTS, options.out / "results.jsonl")
     rows = []
     for run in plan(options):
-        alike = [r for r in known.values() if (r["size"], r["mixer"]) == (run.size, run.mixer)
+        alike = [r for r in known.values() if (r["size"], r["mixer"], r["data"]) == (run.size, run.mixer, run.data)
                  and r["device"] == options.device]  # fmt: skip
         epoch = min((r["seconds"] / r["recipe"]["epochs"] for r in alike), default=None)
         seconds = "not known" if epoch is None else f"{epoch * run.epochs:.0f} s"

@@ -10,6 +10,8 @@ The work is done by ``libgka.so``, which registers the torch operators ``torch.o
 gives the operators their Python signatures.
 """
 
+import typing as _typing
+
 from ._library import load as _load
 from ._library import path as _path
 
@@ -41,15 +43,26 @@ cmake_prefix_path = str(_path().parents[1])
 configs_path = str(_path().parents[1] / "share" / "gka" / "configs")
 
 
+#: Loaded when they are asked for: gka.nn, gka.vision, … need no import of their own.
+_MODULES = ("data", "dtensor", "hf", "models", "nn", "train", "vision")
+
+if _typing.TYPE_CHECKING:
+    from . import data, dtensor, hf, models, nn, train, vision
+    from .models import load
+
+
 def __getattr__(name: str) -> object:
-    """gka.nn, gka.models, gka.hf, … and gka.load without an import of their own, loaded when they are asked for."""
     import importlib
 
-    if name in ("nn", "models", "vision", "hf", "train", "data", "dtensor"):
+    if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name == "load":
         return importlib.import_module(".models", __name__).load
     raise AttributeError(f"module 'gka' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 __all__ = [
@@ -75,4 +88,5 @@ __all__ = [
     "ridge_solve",
     "short_conv",
     "short_conv_step",
+    "vision",
 ]

@@ -17,6 +17,7 @@ import operator
 import os
 import threading
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
@@ -146,7 +147,11 @@ def _checked(handle):
 
 
 def _integers(values: Sequence[int]):
-    return (c_int64 * len(values))(*values)
+    """ctypes would cut larger numbers down to 64 bits."""
+    try:
+        return (c_int64 * len(values)).from_buffer(array("q", values))
+    except OverflowError:
+        raise ValueError(f"token {max(values, key=abs)} is no number of 64 bits") from None
 
 
 def _bytes(text) -> bytes | None:
@@ -341,6 +346,7 @@ class Engine:
         memories: str | Path | None = None,
     ):
         self._engine = self._tokenizer = None
+        self._model = os.fspath(model)
         self._process = os.getpid()
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         options = _Options(
@@ -381,6 +387,9 @@ class Engine:
             _library().gka_tokenizer_free(tokenizer)
 
     __reduce__ = _refuse_copy
+
+    def __repr__(self) -> str:
+        return f"gka.Engine({self._model!r})" + ("" if self._engine else ", closed")
 
     def __enter__(self) -> Engine:
         return self
@@ -590,6 +599,8 @@ class Engine:
         ids = self._ids(prompt)
         request = _Request(prompt=_integers(ids), prompt_tokens=len(ids))
         for name, value in fields.items():
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                raise ValueError(f"{name} is {value}, which is no number of 64 bits")
             try:
                 setattr(request, name, value)
             except TypeError:

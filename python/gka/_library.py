@@ -39,6 +39,12 @@ def load() -> None:
 
 
 @functools.cache
+def _load_floors() -> None:
+    _load(path().with_name("libgka_python.so"))
+    from . import _traced  # noqa: F401  (it needs the library)
+
+
+@torch.compiler.assume_constant_result  # torch.compile calls it while it traces, and not in what it makes
 def load_floors() -> None:
     """Loads what lies beside it: the floors above the operators (the rivals' memories, checkpoints, the tokenizer)."""
-    _load(path().with_name("libgka_python.so"))
+    _load_floors()

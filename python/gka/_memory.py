@@ -37,9 +37,12 @@ def memory(
         o [B, T, H, V] in the type of q, and S or None.
     """
     load_floors()
+    tensors = (q, k, v, log_decay, beta, initial_state, cu_seqlens)
     if _func.active():
-        tensors = (q, k, v, log_decay, beta, initial_state, cu_seqlens)
         o, state = _func.rival(tensors, rule, scale, output_final_state)
+        return o, state if output_final_state else None
+    if torch.compiler.is_compiling():
+        o, state = call(torch.ops.gka.memory_forward, *tensors, rule, scale, output_final_state)
         return o, state if output_final_state else None
     o, state = call(
         torch.ops.gka.memory,

@@ -501,7 +501,8 @@ class MesaNet(Mixer):
     ) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
-        self.heads, self.head_dim = num_heads or max(hidden_size // head_dim, 1), head_dim
+        self.head_dim = parts.head_size("a key", head_dim)
+        self.heads = num_heads or max(hidden_size // head_dim, 1)
         self.bound, self.iterations = lambda_lower_bound, num_iter
         for name in "qkv":
             self.add_module(f"{name}_proj", nn.Linear(hidden_size, self.heads * head_dim, bias=False, **factory))

@@ -15,8 +15,20 @@ def _ridge(ridge: float | Tensor) -> dict[str, float | Tensor]:
     return {"ridge_diagonal": ridge} if isinstance(ridge, Tensor) else {"ridge": ridge}
 
 
-def _state(state: State | None) -> dict[str, Tensor]:
-    return {} if state is None else {"h0": state[0], "u0": state[1]}
+def _pair(state: State | None, operator: str) -> tuple[Tensor | None, Tensor | None]:
+    """(h, u); a layer's state, which has more in it, would otherwise pass for an empty one."""
+    if state is None:
+        return None, None
+    if isinstance(state, tuple | list) and len(state) == 2 and all(isinstance(part, Tensor) for part in state):
+        return state[0], state[1]
+    kind = type(state).__name__
+    got = f"{kind} of {len(state)}" if isinstance(state, tuple | list) else f"one of type {kind}"
+    raise TypeError(f"{operator}: initial_state takes (h, u), two tensors, got {got}")
+
+
+def _state(state: State | None, operator: str) -> dict[str, Tensor | None]:
+    h, u = _pair(state, operator)
+    return {"h0": h, "u0": u}
 
 
 def gated_kalmanet(
@@ -78,7 +90,7 @@ def gated_kalmanet(
         ValueError, TypeError: one sentence that names the argument, what it takes and what it got.
     """
     if _func.active():
-        h0, u0 = initial_state or (None, None)
+        h0, u0 = _pair(initial_state, "gated_kalmanet")
         number, diagonal = (0.02, ridge) if isinstance(ridge, Tensor) else (ridge, None)
         tensors = (q, k, v, log_decay, beta, alpha, h0, u0, diagonal, cu_seqlens)
         choices = (solver, gradient, ridge_mode, ridge_gradient, decay_keys, refine)
@@ -101,7 +113,7 @@ def gated_kalmanet(
         ridge_gradient=ridge_gradient,
         decay_keys=decay_keys,
         refine=refine,
-        **_state(initial_state),
+        **_state(initial_state, "gated_kalmanet"),
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
     )
@@ -205,7 +217,7 @@ def gated_kalmanet_certainty(
         ridge_mode=ridge_mode,
         decay_keys=decay_keys,
         refine=refine,
-        **_state(initial_state),
+        **_state(initial_state, "gated_kalmanet_certainty"),
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
     )
@@ -258,7 +270,7 @@ def gated_kalmanet_report(
         ridge_gradient=ridge_gradient,
         decay_keys=decay_keys,
         refine=refine,
-        **_state(initial_state),
+        **_state(initial_state, "gated_kalmanet_report"),
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
     )

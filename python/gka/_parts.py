@@ -86,6 +86,9 @@ class Norm(nn.Module):
     def forward(self, x: Tensor, gate: Tensor | None = None, activation: str = "silu") -> Tensor:
         return gated_rms_norm(x, gate, self.weight, activation=activation, eps=self.eps)
 
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, eps={self.eps}"
+
 
 class ShortConv(nn.Module):
     """A causal convolution per channel and SiLU, with unit-length heads where asked for."""
@@ -106,6 +109,10 @@ class ShortConv(nn.Module):
 
     def step(self, x: Tensor, state: Tensor) -> Tensor:
         return short_conv_step(x, self.weight, self.bias, state=state, **self.options)
+
+    def extra_repr(self) -> str:
+        channels, _, width = self.weight.shape
+        return f"{channels}, width={width}, l2_norm={self.options['l2_norm']!r}"
 
 
 class LowRank(nn.Module):

@@ -10,15 +10,27 @@ from pathlib import Path
 
 # Name on the command line: (the key per step, the key per evaluation, the axis' label, logarithmic).
 QUANTITIES = {
-    "loss": ("loss", "eval_loss", "loss (nats per token)", False),
+    "loss": ("loss", "eval_loss", "loss", False),
     "accuracy": ("accuracy", "eval_accuracy", "accuracy", False),
     "learning_rate": ("learning_rate", None, "learning rate", False),
     "gradient_norm": ("gradient_norm", None, "length of the gradient", True),
     "tokens_per_second": ("tokens_per_second", None, "tokens per second", False),
+    "images_per_second": ("images_per_second", None, "images per second", False),
     "memory": ("memory_bytes", None, "memory", False),
 }
 UNITS = {"memory": "B"}  # with their thousands: GB, not 1e8
-HORIZONTAL = {"step": ("step", "step"), "tokens": ("tokens", "tokens"), "time": ("seconds", "time (s)")}
+HORIZONTAL = {
+    "step": ("step", "step"),
+    "tokens": ("tokens", "tokens"),
+    "images": ("images", "images"),
+    "epoch": ("epoch", "epoch"),
+    "time": ("seconds", "time (s)"),
+}
+# What stands behind a quantity's name, by what a run learned from (`learns`); nothing where runs differ.
+DETAILS = {
+    "loss": {"images": "nats per image", "task": "nats per token", "text": "nats per token"},
+    "accuracy": {"images": "the likeliest class", "task": "exact match", "text": "next token"},
+}
 
 # Colours that stay apart for readers who do not see red and green (Okabe and Ito).
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -112,36 +124,44 @@ def draw(axes, lines, name, colour, across, quantity):
 
 
 def axis_in_powers(axis, unit=""):
-    from matplotlib.ticker import EngFormatter
+    """25k and 100 MB; half of an epoch stays 0.5, where thousandths would be 500m."""
+    from matplotlib.ticker import EngFormatter, FuncFormatter
 
-    axis.set_major_formatter(EngFormatter(unit, sep=" " if unit else ""))
+    powers = EngFormatter(unit, sep=" " if unit else "")
+    axis.set_major_formatter(FuncFormatter(lambda x, place: powers(x, place) if unit or abs(x) >= 1 else f"{x:g}"))
+
+
+def learns(folder):
+    """From images, from a task, whose accuracy counts whole answers, or from text; None where nothing says it."""
+    try:
+        settings = json.loads((folder / "train.json").read_text(encoding="utf-8"))
+        if settings.get("model", {}).get("model_type") == "gka_vision":
+            return "images"
+        return "task" if "task" in (settings.get("eval_data") or settings["data"]) else "text"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def label_of(quantity, folders):
-    """A task's accuracy counts whole answers, a text's single tokens; the run's own settings say which it is."""
     label = QUANTITIES[quantity][2]
-    if quantity != "accuracy":
-        return label
-    kinds = set()
-    for folder in folders:
-        try:
-            settings = json.loads((folder / "train.json").read_text())
-            kinds.add("task" in (settings.get("eval_data") or settings["data"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return label
-    return f"{label} ({'exact match' if kinds == {True} else 'next token'})" if len(kinds) == 1 else label
+    details = {DETAILS.get(quantity, {}).get(learns(folder)) for folder in folders}
+    detail = details.pop()
+    return label if details or detail is None else f"{label} ({detail})"
 
 
 def save(figure, output):
-    """Beside its name first: a disk that is full keeps the picture that was there."""
-    path = Path(output if Path(output).suffix else output + ".png")
+    """Beside its name first: a disk that is full keeps the picture that was there. Returns its name."""
+    if output.is_dir():
+        fail(f"'{output}' is a folder; --output takes the name of a picture, such as {output / 'curves.png'}.")
+    path = output if output.suffix else output.with_name(output.name + ".png")
     beside = path.with_name(".writing-" + path.name)
     try:
         figure.savefig(beside)
         beside.replace(path)
     except (OSError, ValueError) as error:
         beside.unlink(missing_ok=True)
-        fail(f"cannot write '{output}': {getattr(error, 'strerror', None) or error}")
+        fail(f"cannot write '{path}': {getattr(error, 'strerror', None) or error}")
+    return path
 
 
 def plot(folders, output, across, quantities):
@@ -155,6 +175,8 @@ def plot(folders, output, across, quantities):
         measured = any("eval_accuracy" in line for lines in runs.values() for line in lines)
         quantities = ["loss", "accuracy"] if measured else ["loss"]
     key, label = HORIZONTAL[across]
+    if not any(is_number(line.get(key)) for lines in runs.values() for line in lines):
+        fail(f"none of the runs counts '{across}'; --x takes {', '.join(HORIZONTAL)}.")
     with plt.rc_context(STYLE):
         across_page = min(3, len(quantities))
         down = -(-len(quantities) // across_page)
@@ -187,10 +209,10 @@ def plot(folders, output, across, quantities):
             panels[0][0].legend(handles, names)
         else:
             figure.legend(handles, names, loc="outside right center")
-        save(figure, output)
+        path = save(figure, output)
     steps = [line["step"] for lines in runs.values() for line in lines if is_number(line.get("step"))]
     what = ", ".join(quantities).replace("_", " ")
-    print(f"{output}: {what} of {len(runs)} run{'s' if len(runs) > 1 else ''}, up to step {max(steps, default=0)}")
+    print(f"{path}: {what} of {len(runs)} run{'s' if len(runs) > 1 else ''}, up to step {max(steps, default=0)}")
 
 
 def comma_separated(text):

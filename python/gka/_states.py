@@ -15,6 +15,11 @@ def _after(log_decay: Tensor) -> Tensor:
     return torch.cat([after, torch.zeros_like(log_decay[:, :1], dtype=torch.double)], 1)
 
 
+def _of_heads(x: Tensor, heads: int) -> Tensor:
+    """Keys or values that neighbouring heads share, for each of them."""
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
+
+
 def gated_kalmanet_states(
     k: Tensor,
     v: Tensor,
@@ -36,9 +41,10 @@ def gated_kalmanet_states(
         h [B, H, D, D], u [B, H, D, V] and g = Σ_t log γ_t [B, H], float32 (float64 for float64 inputs).
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
-    keys, values = k.to(dtype), v.to(dtype)
-    weight = torch.ones(k.shape[:3], dtype=dtype, device=k.device) if beta is None else beta.to(dtype)
-    total = torch.zeros((k.shape[0], k.shape[2]), dtype=dtype, device=k.device)
+    heads = max(tensor.shape[2] for tensor in (k, v, log_decay, beta) if tensor is not None)
+    keys, values = (_of_heads(each.to(dtype), heads) for each in (k, v))
+    weight = torch.ones(keys.shape[:3], dtype=dtype, device=k.device) if beta is None else beta.to(dtype)
+    total = torch.zeros((k.shape[0], heads), dtype=dtype, device=k.device)
     faded = weight
     if log_decay is not None:
         total = log_decay.double().sum(1).to(dtype)

@@ -230,12 +230,7 @@ class Decoder(nn.Module):
         return self.model.norm(x), tuple(after)
 
     def _embed(self, ids: Tensor) -> Tensor:
-        if not isinstance(ids, Tensor):
-            raise TypeError(f"ids takes a tensor of token numbers [B, T], got {type(ids).__name__}.")
-        if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(
-                f"ids takes token numbers [B, T] in int64 or int32, got {ids.dtype} of shape {list(ids.shape)}."
-            )
+        _check_ids(ids)
         try:
             return self.model.embed_tokens(ids)
         except IndexError:
@@ -295,7 +290,8 @@ class Decoder(nn.Module):
         parts.at_least("temperature", temperature, 0)
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p is {top_p}; it takes a number above 0 and at most 1.")
-        if ids.dim() == 2 and ids.shape[1] == 0 and max_tokens > 0:
+        _check_ids(ids)
+        if ids.shape[1] == 0 and max_tokens > 0:
             raise ValueError("ids has no tokens; the model needs one to begin with.")
         ends = torch.tensor(self.config["eos_token_id"], dtype=torch.long, device=ids.device)
         over = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
@@ -317,6 +313,15 @@ class Decoder(nn.Module):
         weights = {name: tensor.detach().cpu() for name, tensor in self.state_dict().items()}
         kept = {key: value for key, value in self.config.items() if key not in ("prefixes", "without_mlp")}
         torch.ops.gka.save_model(os.fspath(folder), json.dumps(kept), weights)
+
+
+def _check_ids(ids: Tensor) -> None:
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"ids takes a tensor of token numbers [B, T], got {type(ids).__name__}.")
+    if ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"ids takes token numbers [B, T] in int64 or int32, got {ids.dtype} of shape {list(ids.shape)}."
+        )
 
 
 def _draw(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:

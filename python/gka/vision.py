@@ -26,6 +26,7 @@ from torch.nn import functional
 from . import _parts as parts
 from . import nn as layers
 from ._library import load_floors
+from ._pictures import fitted
 from .models import checkpoint_of
 
 __all__ = ["Config", "VisionModel", "load"]
@@ -457,28 +458,14 @@ class VisionModel(nn.Module):
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         weights = {name: tensor for name, tensor in weights.items() if not name.endswith(COUNTED)}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(self.config.to_json(), indent=2, ensure_ascii=False) + "\n")
+        (folder / "config.json").write_text(json.dumps(self.config.to_json(), indent=2) + "\n")
         load_floors()
         torch.ops.gka.write_checksums(os.fspath(folder))
 
 
 def _picture(image: object, config: Config) -> Tensor:
-    """A picture of Pillow's, or a file with one, at the model's size."""
-    try:
-        from PIL import Image, ImageOps
-    except ImportError:
-        raise ImportError("pictures are read by Pillow; install it (pip install pillow)") from None
-    height, width = config.image_size
-    mode = {1: "L", 3: "RGB"}.get(config.channels)
-    if mode is None:
-        raise ValueError(f"the model takes images of {config.channels} channels, and pictures have 1 or 3.")
-    try:
-        picture = Image.open(image) if isinstance(image, str | os.PathLike) else image
-        picture = ImageOps.exif_transpose(picture).convert(mode)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{image} is no picture that can be read ({error}).") from None
-    fitted = ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC)
-    return torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8).view(height, width, config.channels)
+    picture = fitted(image, config.image_size, config.channels)
+    return torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(*config.image_size, config.channels)
 
 
 # ---- Files

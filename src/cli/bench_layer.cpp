@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "cli/numbers.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "layers/mixers.h"
@@ -196,7 +197,7 @@ Action declare_bench_layer(CLI::App& app) {
         {"--heads", &arguments->heads, "Heads"},
         {"--head-dim", &arguments->head_dim, "Channels of a head"},
         {"--repetitions", &arguments->repetitions, "Times that count, per layer and length"}}) {
-    app.add_option(option, *value, meaning)->type_name("N")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option(option, *value, meaning)->type_name("N")->check(positive_number())->capture_default_str();
   }
   add_place(app, arguments->place);
   app.add_flag("--json", arguments->json, "For a program to read");

@@ -25,6 +25,7 @@
 #include "cli/bench.h"
 #include "cli/bench_http.h"
 #include "cli/model_inputs.h"
+#include "cli/numbers.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "infer/make_engine.h"
@@ -388,13 +389,13 @@ Action declare_bench_serve(CLI::App& app) {
   app.add_option("--http", arguments->http, "Streams over HTTP, beside the same given to the engine");
   app.add_option("--tokens", arguments->tokens, "Tokens of each sequence (128, on a CPU 16)")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   add_weights_option(app, arguments->weights);
   add_cache_option(app, arguments->kv_cache_dtype);
   app.add_option("--step-tokens", arguments->step_tokens,
                  "Tokens of prompts that one step reads at the most (16,384; on a CPU 256)")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   app.add_flag("--deterministic", arguments->deterministic,
                "As `gka serve --deterministic`: sequences step one by one, prompts are read in pieces of 64 tokens");
   add_place(app, arguments->place);

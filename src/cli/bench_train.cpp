@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "cli/numbers.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 #include "layers/mixers.h"
@@ -441,19 +442,19 @@ Action declare_bench_train(CLI::App& app) {
   app.add_option("--batch-tokens", arguments->batch_tokens,
                  "Tokens per step, the same at every length (default: the longest length)")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   app.add_option("--accumulation", arguments->accumulation, "Parts in which a step's tokens go through the model")
       ->type_name("N")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->capture_default_str();
   app.add_option("--steps", arguments->steps, "Steps that count, per model and length")
       ->type_name("N")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->capture_default_str();
   app.add_option("--text", arguments->text, "Token files (`gka tokenize`) instead of random tokens")->type_name("FILE");
   app.add_option("--after", arguments->after, "Steps on that text before any is timed, at the first length")
       ->type_name("N")
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative_number())
       ->capture_default_str();
   app.add_flag("--checkpoint-activations", arguments->recompute, "Compute blocks again in the backward pass");
   add_place(app, arguments->place);

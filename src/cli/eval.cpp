@@ -21,6 +21,7 @@
 #include "cli/eval_task.h"
 #include "cli/interrupt.h"
 #include "cli/model_inputs.h"
+#include "cli/numbers.h"
 #include "cli/packed_scores.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -293,7 +294,7 @@ std::string to_table(const std::vector<Result>& results) {
   for (const auto& result : results) {
     for (const auto& metric : result.metrics) {
       rows.push_back({result.task->name, std::to_string(result.task->items.size()), metric.name,
-                      with_digits(metric.value), "±" + with_digits(metric.error)});
+                      with_digits(metric.value), std::isnan(metric.error) ? "–" : "±" + with_digits(metric.error)});
     }
   }
   return layout(rows, {false, true, false, true, true});
@@ -425,14 +426,14 @@ Action declare_eval(CLI::App& app) {
       ->required()
       ->type_name("FILE ...");
   app.add_option("--limit", arguments->limit, "Only the first so many items of each")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->type_name("N");
   app.add_option("--max-length", arguments->max_length,
                  "Tokens the model reads at a time (its max_position_embeddings); longer contexts lose their beginning")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->type_name("N");
   app.add_option("--batch", arguments->batch, "Answers generated at a time (16 on the CPU, else 128)")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->type_name("N");
   app.add_option("--samples", arguments->samples, "Write every item's answer to a file of JSON lines")
       ->type_name("FILE");

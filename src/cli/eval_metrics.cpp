@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numbers>
 #include <string_view>
 #include <utility>
@@ -15,13 +16,16 @@
 namespace gka::cli {
 namespace {
 
+/// One item says nothing of how others differ from it.
+constexpr double kNoError = std::numeric_limits<double>::quiet_NaN();
+
 /// The mean and its standard error, from the sample's deviation (n − 1).
 Metric mean_of(std::string name, const std::vector<double>& values) {
   const auto n = static_cast<double>(values.size());
   double sum = 0, squares = 0;
   for (const auto value : values) sum += value;
   for (const auto value : values) squares += (value - sum / n) * (value - sum / n);
-  return {.name = std::move(name), .value = sum / n, .error = n > 1 ? std::sqrt(squares / (n - 1) / n) : 0};
+  return {.name = std::move(name), .value = sum / n, .error = n > 1 ? std::sqrt(squares / (n - 1) / n) : kNoError};
 }
 
 /// Σ log likelihood / Σ length, and its standard error as that of a ratio of means.
@@ -31,7 +35,7 @@ Metric ratio_of(const std::vector<double>& tops, const std::vector<double>& leng
   for (const auto value : lengths) length += value;
   const auto ratio = top / length, n = static_cast<double>(tops.size());
   for (std::size_t i = 0; i < tops.size(); ++i) squares += std::pow(tops[i] - ratio * lengths[i], 2);
-  return {.value = ratio, .error = n > 1 ? std::sqrt(squares * n / (n - 1)) / length : 0};
+  return {.value = ratio, .error = n > 1 ? std::sqrt(squares * n / (n - 1)) / length : kNoError};
 }
 
 /// exp(−x), whose error follows to first order.

@@ -21,7 +21,7 @@ struct Answer {
 struct Metric {
   std::string name{};
   double value = 0;
-  double error = 0;  // standard error
+  double error = 0;  // standard error; not a number where there is none
 };
 
 /// `answers` has one for each ending of each item (choice), else one for each item, in order.

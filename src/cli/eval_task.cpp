@@ -76,6 +76,7 @@ TaskItem read_choice(const Json& json, const std::string& where) {
     visit("choices", item.endings);
     visit("answer", item.answer);
   });
+  need(context.empty() || item.contexts.empty(), where, "a \"context\" or \"contexts\", as many as choices, not both");
   if (item.contexts.empty()) item.contexts = {context};
   const auto count = std::ssize(item.endings);
   need(count >= 2, where, "at least two choices");
@@ -114,9 +115,16 @@ TaskItem read_answers(const Json& json, const std::string& where) {
   return item;
 }
 
+TaskItem read_contained(const Json& json, const std::string& where) {
+  auto item = read_answers(json, where);
+  const bool spoken = std::ranges::none_of(item.endings, [](const auto& answer) { return answer.empty(); });
+  need(spoken, where, "answers that are not empty: every text contains those");
+  return item;
+}
+
 TaskItem read_item(TaskKind kind, const Json& json, const std::string& where) {
   using Read = TaskItem (*)(const Json&, const std::string&);
-  constexpr std::array<Read, kTaskKinds> kReads{read_choice, read_last_word, read_text_item, read_answers,
+  constexpr std::array<Read, kTaskKinds> kReads{read_choice, read_last_word, read_text_item, read_contained,
                                                 read_answers};
   return kReads[static_cast<std::size_t>(kind)](json, where);
 }

@@ -16,6 +16,7 @@
 
 #include "cli/commands.h"
 #include "cli/model_inputs.h"
+#include "cli/numbers.h"
 #include "data/text_input.h"
 #include "infer/make_engine.h"
 
@@ -246,7 +247,7 @@ Action declare_generate(CLI::App& app) {
   input->require_option(1);
   app.add_option("--max-tokens", arguments->max_tokens, "How many tokens at most; eos_token_id ends a text earlier")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative_number())
       ->type_name("N");
   add_sampling(app, *arguments);
   app.add_option("--stop", arguments->stop, "A text that ends the answer and is not shown; may be given several times")

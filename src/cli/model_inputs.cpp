@@ -100,6 +100,8 @@ data::Tokenizer load_tokenizer(const ModelArguments& arguments) {
     return named;
   }
   if (!std::filesystem::exists(folder / "tokenizer.json") && !std::filesystem::exists(folder / "vocab.json")) {
+    if (!std::filesystem::exists(folder / "config.json"))
+      (void)models::load_config(folder);  // there is no model at all
     throw std::runtime_error(
         "the model " + arguments.model +
         " has no tokenizer.json; name one with --tokenizer ('bytes' for a model of bytes), or give token "

@@ -59,12 +59,14 @@ int draw(const PlotOptions& options) {
 Action declare_plot(CLI::App& app) {
   const auto options = std::make_shared<PlotOptions>();
   app.add_option("runs", options->runs, "Folders of runs")->required()->type_name("RUN");
-  app.add_option("-o,--output", options->output, "The picture; its ending says the kind (.png, .svg, .pdf)")
+  app.add_option("-o,--output", options->output,
+                 "The picture; its ending says the kind (.png, which it gets without one, .svg, .pdf)")
       ->capture_default_str();
-  app.add_option("--x", options->x, "What goes across: step, tokens or time")->capture_default_str();
+  app.add_option("--x", options->x, "What goes across: step, tokens, time; of models for images also images, epoch")
+      ->capture_default_str();
   app.add_option("--y", options->y,
                  "Panels, separated by commas: loss, accuracy, learning_rate, "
-                 "gradient_norm, tokens_per_second, memory; "
+                 "gradient_norm, tokens_per_second, images_per_second, memory; "
                  "loss, and accuracy where it was measured, if left out");
   app.footer(
       "Example:\n  gka plot runs/gka runs/gdn -o loss.png --x tokens "

@@ -18,6 +18,7 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/model_inputs.h"
+#include "cli/numbers.h"
 #include "cli/packed_scores.h"
 #include "cli/progress.h"
 #include "data/text_input.h"
@@ -268,17 +269,17 @@ Action declare_score(CLI::App& app) {
   input->require_option(1);
   auto* window = app.add_option("--window", arguments->window,
                                 "Score longer sequences in windows of so many tokens, each read by itself")
-                     ->check(CLI::PositiveNumber)
+                     ->check(positive_number())
                      ->type_name("N");
   app.add_option("--overlap", arguments->overlap,
                  "Windows begin so many tokens earlier, which they see and do not score")
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative_number())
       ->needs(window)
       ->type_name("N");
   auto* packed = app.add_option("--packed", arguments->packed,
                                 "Read sequences in one pass, packed up to so many tokens, in place of the engine: the "
                                 "faster way on a GPU")
-                     ->check(CLI::PositiveNumber)
+                     ->check(positive_number())
                      ->type_name("N");
   add_cache_option(app, arguments->kv_cache_dtype)->excludes(packed);
   app.add_flag("--per-token", arguments->per_token, "List every sequence with the log-probability of each token");

@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "cli/commands.h"
 #include "cli/model_inputs.h"
+#include "cli/numbers.h"
 #include "cli/progress.h"
 #include "cli/white_space.h"
 #include "data/model_tokenizer.h"
@@ -206,15 +207,15 @@ Action declare_serve(CLI::App& app) {
   add_cache_option(app, engine.kv_cache_dtype);
   app.add_option("--tokenizer", arguments->tokenizer,
                  "bytes, a tokenizer.json or a folder that holds one (the model's by default)");
-  app.add_option("--slots", engine.slots, "Sequences at once (0: what fits)")->check(CLI::NonNegativeNumber);
+  app.add_option("--slots", engine.slots, "Sequences at once (0: what fits)")->check(non_negative_number());
   app.add_option("--context", engine.context, "Longest sequence (0: the model's, or what fits)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   app.add_option("--queue", engine.queue, "Requests that may wait; more get 429")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   app.add_flag("--deterministic", engine.deterministic, "No answer changes in a bit with what else runs; slower");
   app.add_option("--streams-per-key", service.streams_per_key, "Requests one key may have running (0: any number)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   app.add_option("--max-body", arguments->max_body_mib, "Largest request")
       ->type_name("MIB")
       ->capture_default_str()
@@ -228,7 +229,7 @@ Action declare_serve(CLI::App& app) {
   app.add_option("--certificate-key", http.key, "and its key")->type_name("FILE");
   app.add_option("--drain-seconds", arguments->drain_seconds, "How long running answers may take after SIGTERM")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   app.add_flag("--log-json", service.log_json, "Log lines as JSON");
   app.add_flag("--log-text", service.log_text, "Log answers' text too");
   app.add_flag("--quiet", service.quiet, "Log nothing");

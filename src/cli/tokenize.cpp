@@ -21,6 +21,7 @@
 #include "data/documents.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
+#include "train/run.h"
 #include "train/text.h"
 
 namespace gka::cli {
@@ -120,6 +121,7 @@ int tokenize(const Arguments& arguments) {
 
   const auto spelled = arguments.no_specials ? data::Spelled::text : data::Spelled::token;
   const auto path = where_it_goes(arguments.out);
+  const train::RunFolder folder(std::filesystem::absolute(path).parent_path());
   Interruptible signals(path);
   signals.writes_file(path);
   data::TokenFileWriter writer(path, tokenizer, end);

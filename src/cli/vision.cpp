@@ -60,15 +60,17 @@ Json settings_of(const Arguments& arguments) {
   for (const char* key : {"epochs", "steps"}) {
     if (changes.contains("epochs") || changes.contains("steps")) settings.erase(key);
   }
-  if (!arguments.config.empty()) {
-    const auto config = models::parse_vision_config(models::read_json(arguments.config), arguments.config);
-    settings["model"] = to_json(config);
-  }
   settings.update(changes);
   if (changes.contains("data")) settings["data"] = std::filesystem::absolute(changes["data"].get<std::string>());
+  if (!settings.contains("data")) throw std::runtime_error("train takes images to learn from: --data FOLDER.");
+  if (!arguments.config.empty()) {
+    const auto& name = arguments.config;
+    const auto images = train::images_file(settings["data"].get<std::string>(), "train");
+    const auto given = train::complete_config(models::read_json(name), images, name);
+    settings["model"] = to_json(models::parse_vision_config(given, name));
+  }
   if (!settings.contains("model"))
     throw std::runtime_error("train takes a model's configuration: gka vision train CONFIG.");
-  if (!settings.contains("data")) throw std::runtime_error("train takes images to learn from: --data FOLDER.");
   return settings;
 }
 
@@ -244,7 +246,9 @@ void declare_train_verb(CLI::App& app, const std::shared_ptr<Arguments>& argumen
   const auto text = [&](const char* option, const char* key, const std::string& help, const char* type) {
     add_setting<std::string>(app, arguments, option, key, help, type);
   };
-  app.add_option("config", arguments->config, "A model's configuration (configs/vision/fashion.json)")
+  app.add_option("config", arguments->config,
+                 "A model's configuration (configs/vision/fashion.json); image_size, channels, classes and\n"
+                 "class_names are those of the images where it leaves them out")
       ->type_name("CONFIG");
   text("--data", "data", "A data set: a folder with train.safetensors and test.safetensors", "FOLDER");
   app.add_option("--out", arguments->out, "The folder of the run")->type_name("RUN");

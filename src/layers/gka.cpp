@@ -28,6 +28,8 @@ namespace {
 
 HeadSizes sizes_of(const GkaConfig& c, const MixerConfig& config) {
   const auto s = grouped_heads(c, config);
+  head_size("a key", s.key_dim);
+  head_size("a value", s.value_dim);
   if (c.sketch_dim > s.key_dim) {
     throw std::invalid_argument("sketch_dim is " + std::to_string(c.sketch_dim) + ", more than the " +
                                 std::to_string(s.key_dim) + " dimensions of a key; it must be smaller, or 0 for none.");

@@ -4,11 +4,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 
 #include "layers/config.h"
 #include "layers/projection.h"
 
 namespace gka::layers {
+
+/// Of keys or values, as the memories that solve take them; throws one sentence where it is none.
+inline std::int64_t head_size(const char* name, std::int64_t size) {
+  constexpr std::int64_t kMost = 256;
+  if (size >= 1 && size <= kMost) return size;
+  throw std::invalid_argument(std::string(name) + " of a head has " + std::to_string(size) +
+                              " channels; the memory takes 1 to 256.");
+}
 
 struct HeadSizes {
   std::int64_t q_heads = 0, k_heads = 0, v_heads = 0;

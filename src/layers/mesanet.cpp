@@ -7,6 +7,7 @@
 
 #include "gka/gka.h"
 #include "layers/functions.h"
+#include "layers/head_sizes.h"
 #include "layers/memory.h"
 #include "layers/mixers.h"
 #include "layers/projection.h"
@@ -19,7 +20,7 @@ class MesaNet final : public Mixer {
   MesaNet(const MesaConfig& c, const MixerConfig& config, const Scope& scope)
       : config_(c),
         heads_(or_else(c.num_heads, config.num_attention_heads)),
-        size_(or_else(c.head_dim, config.head_dim)),
+        size_(head_size("a key", or_else(c.head_dim, config.head_dim))),
         query_("q", head_options(c.conv_size, Activation::silu, L2Norm::rsqrt), config, scope),
         key_("k", head_options(c.conv_size, Activation::silu, L2Norm::rsqrt), config, scope),
         value_("v", head_options(0, Activation::none, L2Norm::none), config, scope),

@@ -1,9 +1,11 @@
 #include "models/ranges.h"
 
 #include <array>
+#include <cmath>
 #include <stdexcept>
 #include <type_traits>
 
+#include "base/json.h"
 #include "base/limits.h"
 
 namespace gka::models {
@@ -51,6 +53,20 @@ void check_range(std::string_view key, std::int64_t value, const std::string& wh
                            "; it takes at most " + std::to_string(most));
 }
 
+namespace {
+
+/// A number of a group that has a fraction. All but two of them are factors, which 0 would make nothing of.
+void check_number(std::string_view key, double value, const std::string& where) {
+  const bool may_be_none = key == "norm_eps" || key == "lambda_lower_bound";
+  const bool fine = std::isfinite(value) && (may_be_none ? value >= 0 : value > 0);
+  if (fine && (key != "lambda_lower_bound" || value < 1)) return;  // Λ begins at 1, above it
+  throw std::runtime_error("'" + std::string(key) + "' of " + where + " is " + Json(value).dump() +
+                           "; it takes a number " + (may_be_none ? "of at least 0" : "above 0") +
+                           (key == "lambda_lower_bound" ? " and below 1" : ""));
+}
+
+}  // namespace
+
 void check_groups(const layers::MixerConfig& mixer, const std::string& where) {
   layers::visit_groups(mixer, [&](std::string_view group, const auto& values) {
     using Group = std::remove_cvref_t<decltype(values)>;
@@ -60,6 +76,9 @@ void check_groups(const layers::MixerConfig& mixer, const std::string& where) {
         if (value >= 0) return;
         throw std::runtime_error("'" + std::string(key) + "' of '" + std::string(group) + "' of " + where + " is " +
                                  std::to_string(value) + "; it takes at least 0");
+      }
+      if constexpr (std::is_same_v<decltype(value), const double&>) {
+        check_number(key, value, "'" + std::string(group) + "' of " + where);
       }
     });
   });

@@ -14,7 +14,7 @@ namespace gka::models {
 /// 0 passes, and so does a key without a limit of its own that is a whole number below 2^31.
 void check_range(std::string_view key, std::int64_t value, const std::string& where);
 
-/// Every whole number of the groups that hold the mixers' choices.
+/// Every number of the groups that hold the mixers' choices.
 void check_groups(const layers::MixerConfig& mixer, const std::string& where);
 
 /// Every whole number of the configuration and of its groups.

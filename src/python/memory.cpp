@@ -1,6 +1,7 @@
 // The rivals' memories (layers/memory.h) as an operator. It is made of differentiable operators, so autograd goes
 // through it by itself. torch.func does not, since some of those have their gradients in C++; for it there are two
-// operators more, one without gradients and one that computes them.
+// operators more, one without gradients and one that computes them. They stand in traced graphs too, where the layout
+// of what they return has to be known beforehand: it is contiguous.
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -77,7 +78,8 @@ std::tuple<at::Tensor, at::Tensor> memory_forward(const at::Tensor& q, const at:
                                                   const Optional& initial_state, const Optional& cu_seqlens,
                                                   const std::string& rule, double scale, bool output_final_state) {
   const at::NoGradGuard no_gradients;
-  return memory(q, k, v, log_decay, beta, rule, scale, initial_state, output_final_state, cu_seqlens);
+  const auto [o, state] = memory(q, k, v, log_decay, beta, rule, scale, initial_state, output_final_state, cu_seqlens);
+  return {o.contiguous(), state.contiguous()};
 }
 
 using Six = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
@@ -112,7 +114,7 @@ Six memory_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
     if (!inputs[i] || !needs.get(i)) {
       results[i] = q.new_empty({0});
     } else {
-      results[i] = next->defined() ? *next : at::zeros_like(*inputs[i]);
+      results[i] = (next->defined() ? *next : at::zeros_like(*inputs[i])).contiguous();
       ++next;
     }
   }

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <sstream>
 #include <stdexcept>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/files.h"
 #include "base/json.h"
 #include "data/random.h"
 #include "models/safetensors.h"
@@ -28,6 +30,18 @@ std::string shape_of(const at::Tensor& tensor) {
   std::ostringstream text;
   text << tensor.sizes();
   return text.str();
+}
+
+/// A picture in the place of a file of images is a likely mistake, and its first bytes tell.
+models::SafetensorsFile open_images(const fs::path& path) try {
+  return models::SafetensorsFile(path);
+} catch (const std::exception&) {
+  constexpr std::array<std::string_view, 5> kPictures{"\x89PNG", "\xFF\xD8\xFF", "GIF8", "RIFF", "BM"};
+  const MappedFile bytes(path);
+  if (std::ranges::none_of(kPictures, [&](auto start) { return bytes.text().starts_with(start); })) throw;
+  fail(path.string() +
+       " is a picture, and gka vision reads files of images (safetensors): gka.vision.load(MODEL).classify(PICTURE) "
+       "asks about one in Python, experiments/data/images.py makes a data set of a folder of pictures");
 }
 
 at::Tensor read_tensor(const models::SafetensorsFile& file, const fs::path& path, const char* name, at::ScalarType type,
@@ -51,15 +65,20 @@ void check_labels(const at::Tensor& labels, std::int64_t images, std::int64_t cl
        ", and the model has the classes 0 to " + std::to_string(classes - 1));
 }
 
-/// A file may say what its classes are called; a model with other names learned something else.
-void check_names(const models::Metadata& metadata, const models::VisionConfig& config, const fs::path& path) {
+/// What a file says that its classes are called; nothing where it does not say.
+std::vector<std::string> names_in(const models::Metadata& metadata, const fs::path& path) {
   const auto found = metadata.find("class_names");
-  if (found == metadata.end() || config.class_names.empty()) return;
   std::vector<std::string> names;
-  if (!json::read(parse_json(found->second, "'class_names' of " + path.string()), names)) {
+  if (found != metadata.end() && !json::read(parse_json(found->second, "'class_names' of " + path.string()), names)) {
     fail("'class_names' of " + path.string() + " takes a list of texts");
   }
-  if (names == config.class_names) return;
+  return names;
+}
+
+/// A model with other names learned something else.
+void check_names(const models::Metadata& metadata, const models::VisionConfig& config, const fs::path& path) {
+  const auto names = names_in(metadata, path);
+  if (names.empty() || config.class_names.empty() || names == config.class_names) return;
   fail("the classes of " + path.string() + " are called otherwise than the model's: " + shown(Json(names)) + ", not " +
        shown(Json(config.class_names)));
 }
@@ -70,12 +89,15 @@ fs::path images_file(const fs::path& path, const char* part) {
   if (!fs::exists(path)) fail("there is no " + path.string() + " with images");
   if (!fs::is_directory(path)) return path;
   const auto file = path / (std::string(part) + ".safetensors");
-  if (!fs::exists(file)) fail(path.string() + " is no data set: it has no " + file.filename().string());
+  if (!fs::exists(file)) {
+    fail(path.string() + " is no data set: it has no " + file.filename().string() +
+         "; experiments/data/images.py makes one of a folder of pictures");
+  }
   return file;
 }
 
 ImageSet read_images(const fs::path& path, const models::VisionConfig& config, Labels labels) {
-  const models::SafetensorsFile file(path);
+  const auto file = open_images(path);
   ImageSet set{.images = read_tensor(file, path, "images", at::kByte, "uint8 [number, height, width, channels]"),
                .labels = {}};
   const std::vector<std::int64_t> wanted{config.image_size[0], config.image_size[1], config.channels};
@@ -89,6 +111,26 @@ ImageSet read_images(const fs::path& path, const models::VisionConfig& config, L
   check_labels(set.labels, set.count(), config.classes, path);
   check_names(file.metadata(), config, path);
   return set;
+}
+
+Json complete_config(Json config, const fs::path& path, const std::string& where) {
+  if (!models::is_vision(config)) return config;  // whoever reads it says so
+  const auto file = open_images(path);
+  const auto images = read_tensor(file, path, "images", at::kByte, "uint8 [number, height, width, channels]");
+  const auto leaves = [&](const char* key) { return !config.contains(key) || config[key].is_null(); };
+  if (images.dim() == 4) {
+    if (leaves("image_size")) config["image_size"] = {images.size(1), images.size(2)};
+    if (leaves("channels")) config["channels"] = images.size(3);
+  }
+  const auto names = names_in(file.metadata(), path);
+  if (leaves("classes") && !names.empty()) config["classes"] = names.size();
+  if (!leaves("class_names") || names.empty()) return config;
+  if (config["classes"] != names.size()) {
+    fail("'classes' of " + where + " is " + shown(config["classes"]) + ", and " + path.string() + " has " +
+         std::to_string(names.size()) + ": leave the key out, and it is theirs");
+  }
+  config["class_names"] = names;
+  return config;
 }
 
 Augmentation parse_augmentation(const std::string& text) {

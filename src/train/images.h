@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <string>
 
+#include "base/json.h"
 #include "models/vision_config.h"
 
 namespace gka::train {
@@ -24,6 +25,10 @@ enum class Labels : bool { optional, required };
 /// Throws one sentence where the file does not suit the model: sizes, types, or a label outside its classes.
 ImageSet read_images(const std::filesystem::path& file, const models::VisionConfig& config,
                      Labels labels = Labels::required);
+
+/// A model's configuration with what it leaves to the images it is to learn from: their size and channels, how many
+/// classes there are and what they are called. Errors call the configuration `where`.
+Json complete_config(Json config, const std::filesystem::path& file, const std::string& where);
 
 /// The part of a data set that a folder stands for; a file stands for itself.
 std::filesystem::path images_file(const std::filesystem::path& path, const char* part);

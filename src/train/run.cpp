@@ -50,15 +50,15 @@ RunLock::RunLock(const fs::path& run)
       file_(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666)) {
   if (!file_.open()) throw file_error("write", path_);
   if (!looks_like_a_lock(read_text(path_))) {
-    throw std::runtime_error("'" + path_.string() +
-                             "' is in the way: it is not a lock of gka's; move it, or choose "
-                             "another folder with --set output=FOLDER.");
+    throw std::runtime_error(
+        "'" + path_.string() +
+        "' is in the way: it is not a lock of gka's; move it, or choose another folder for the run.");
   }
   if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
     auto owner = read_text(path_);
     while (owner.ends_with('\n')) owner.pop_back();
     throw std::runtime_error("another process (" + owner + ") is training into '" + run.string() +
-                             "'; wait until it ends, or choose another folder with --set output=FOLDER.");
+                             "'; wait until it ends, or choose another folder for this run.");
   }
   const auto owner = std::to_string(::getpid()) + "\n";
   try {

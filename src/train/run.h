@@ -40,7 +40,8 @@ class RunLock {
   Descriptor file_;
 };
 
-/// The folder of a run with those above it. What it had to make and stands empty in the end goes again.
+/// The folder of a run, or of another file that is made, with those above it. What it had to make and stands empty in
+/// the end goes again.
 class RunFolder {
  public:
   explicit RunFolder(const std::filesystem::path& run);

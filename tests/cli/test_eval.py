@@ -201,6 +201,10 @@ def test_the_table_has_a_line_for_every_metric_and_limit_takes_the_first_items(m
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0] == ["task", "items", "metric", "value", "stderr"]
     assert [row[:3] for row in rows[1:]] == [["t", "3", name] for name in ("acc", "acc_norm", "acc_bytes")]
+    done = call("eval", model, "--tokenizer", "bytes", "--tasks", path, "--limit", 1)
+    assert [line.split()[-1] for line in done.stdout.splitlines()[1:]] == ["–"] * 3, "one item has no deviation"
+    done = call("eval", model, "--tokenizer", "bytes", "--tasks", path, "--limit", 1, "--json")
+    assert json.loads(done.stdout)["tasks"]["t"]["metrics"]["acc"]["stderr"] is None
 
 
 CHOICE = {"task": "t", "kind": "choice"}
@@ -216,9 +220,11 @@ FINE = {"context": "a", "choices": ["b", "c"], "answer": 0}
         ([{"task": "t", "kind": "guess"}, FINE], "takes one of choice, last_word, text, contains, exact"),
         ([CHOICE, FINE, {"context": "a", "choices": ["b"], "answer": 0}], "line 3 of"),
         ([CHOICE, {"context": "a", "choices": ["b", "c"], "answer": 2}], "the number of the right choice"),
-        ([CHOICE, FINE | {"contexts": ["a", "b", "c"]}], "as many as choices"),
+        ([CHOICE, FINE | {"contexts": ["a", "b", "c"], "context": ""}], "as many as choices"),
+        ([CHOICE, FINE | {"contexts": ["a", "b"]}], "not both"),
         ([CHOICE, FINE | {"label": 1}], "the key 'label'"),
         ([{"task": "t", "kind": "text"}, {"text": ""}], "a text that is not empty"),
+        ([{"task": "t", "kind": "contains"}, {"context": "a", "answers": ["b", ""]}], "answers that are not empty"),
         ([{"task": "t", "kind": "exact", "stop": [""]}, {"context": "a", "answers": ["b"]}], "'stop'"),
     ],
 )
@@ -228,6 +234,15 @@ def test_a_file_that_is_wrong_is_one_sentence_that_says_where(model, tmp_path, l
     done = call("eval", model, "--tokenizer", "bytes", "--tasks", path)
     assert done.returncode == 1 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and said in done.stderr and "bad.jsonl" in done.stderr
+
+
+def test_a_model_that_is_not_there_and_a_limit_that_is_none_are_named(tmp_path):
+    path = write_task(tmp_path / "t.jsonl", CHOICE, [FINE])
+    done = call("eval", tmp_path / "nowhere", "--tasks", path)
+    assert (done.returncode, done.stdout) == (1, "") and "nowhere" in done.stderr and "tokenizer" not in done.stderr
+    done = call("eval", tmp_path, "--tasks", path, "--limit", 0)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "--limit: takes a number above 0, and got 0"
 
 
 def test_a_place_for_samples_that_cannot_be_written_is_named_before_any_work(tmp_path):

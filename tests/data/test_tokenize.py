@@ -60,11 +60,18 @@ def test_threads_do_not_change_the_result(tmp_path):
 )
 def test_a_mistake_is_one_sentence_and_leaves_no_file(content, options, said, tmp_path):
     (tmp_path / "a.jsonl").write_text(content)
-    done = call("tokenize", tmp_path / "a.jsonl", "--out", tmp_path / "out", *options, check=False)
+    done = call("tokenize", tmp_path / "a.jsonl", "--out", tmp_path / "new/deeper/out", *options, check=False)
     assert done.returncode == 1
     assert said in done.stderr.decode()
     assert done.stderr.count(b"\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_folders_that_are_not_there_are_made(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    call("tokenize", "a.txt", "--out", "data/corpus", cwd=tmp_path)
+    call("tokenize", "a.txt", "--out", "beside", cwd=tmp_path)
+    assert (tmp_path / "data/corpus.tokens").read_bytes() == (tmp_path / "beside.tokens").read_bytes()
 
 
 def test_a_missing_file_is_named(tmp_path):

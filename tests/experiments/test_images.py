@@ -165,6 +165,40 @@ def test_a_folder_of_pictures_becomes_files_with_the_middle_of_each(tmp_path):
     assert done.returncode == 0 and "6×9×1" in done.stdout
 
 
+def test_pictures_that_came_or_changed_are_read_and_what_is_none_is_told(tmp_path):
+    folder, made = picture_folder(tmp_path / "fruit"), tmp_path / "out/fruit/train.safetensors"
+    (folder / "train/apfel/.hidden").mkdir()
+    Image.new("RGB", (9, 9)).save(folder / "train/apfel/.hidden/2.png")
+    (folder / "train/.cache").mkdir()
+    (folder / "train/apfel/about.txt").write_text("apples")
+
+    def labels():
+        done = run("--folder", folder, "--size", "4", "--out", tmp_path / "out")
+        assert done.returncode == 0, done.stderr
+        assert "about.txt left out: no pictures by their names" in done.stderr
+        return safe_open(made, "numpy").get_tensor("labels").tolist()
+
+    assert labels() == [0, 1], "what is hidden is no class and no picture"
+    before = made.stat().st_mtime_ns
+    assert labels() == [0, 1] and made.stat().st_mtime_ns == before, "nothing changed"
+    Image.new("RGB", (9, 9)).save(folder / "train/apfel/2.webp")
+    assert labels() == [0, 0, 1]
+    Image.new("RGB", (9, 9), (0, 0, 200)).save(folder / "train/apfel/2.webp")
+    assert labels() == [0, 0, 1]
+    assert safe_open(made, "numpy").get_tensor("images")[1, 0, 0, 2] > 190
+
+
+def test_pictures_in_16_bits_keep_their_greys(tmp_path):
+    greys = numpy.linspace(0, 65535, 64).astype(numpy.uint16).reshape(8, 8)
+    Image.fromarray(greys).save(tmp_path / "scan.png")
+    for grey in (True, False):
+        pixels = images.picture(tmp_path / "scan.png", (8, 8), grey)
+        assert numpy.abs(pixels[..., 0].astype(int) - numpy.rint(greys / 257)).max() <= 1
+    Image.fromarray(numpy.zeros((4, 4), numpy.float32)).save(tmp_path / "depth.tiff")
+    with pytest.raises(FetchError, match="depth.tiff is no picture that can be read .* 32 bits"):
+        images.picture(tmp_path / "depth.tiff", (4, 4), True)
+
+
 def test_pictures_that_cannot_be_used_are_one_sentence(tmp_path):
     folder = picture_folder(tmp_path / "fruit")
     (folder / "val" / "kirschen").mkdir()
@@ -173,6 +207,16 @@ def test_pictures_that_cannot_be_used_are_one_sentence(tmp_path):
         done = run("--folder", place, "--out", tmp_path / "out")
         assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
     (folder / "val" / "kirschen").rmdir()
+    (folder / "val" / "äpfel\n").mkdir()
+    done = run("--folder", folder, "--out", tmp_path / "out")
+    assert done.returncode == 1 and "characters that cannot be shown" in done.stderr and done.stderr.count("\n") == 1
+    (folder / "val" / "äpfel\n").rmdir()
+    (folder / "val" / "leer").mkdir()
+    (folder / "train" / "leer").mkdir()
+    done = run("--folder", folder, "--out", tmp_path / "out")
+    assert done.returncode == 1 and "train/leer has no pictures" in done.stderr and done.stderr.count("\n") == 1
+    (folder / "val" / "leer").rmdir()
+    (folder / "train" / "leer").rmdir()
     (folder / "train" / "bäume" / "2.jpg").write_bytes(b"no picture")
     done = run("--folder", folder, "--out", tmp_path / "out")
     assert done.returncode == 1 and "2.jpg is no picture that can be read" in done.stderr.splitlines()[-1]

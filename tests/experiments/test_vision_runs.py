@@ -67,6 +67,8 @@ def test_mixers_are_trained_alike_once_and_reported(data, tmp_path):
     assert "| Gated KalmaNet |" in said and "one seed" in said
     assert (tmp_path / "small-light-e2-cpu.png").stat().st_size > 10_000
     assert works("list", *words).stdout.count("done") == 2
+    other = works("list", "--data", data.with_name("dark"), *words[2:]).stdout
+    assert "done" not in other and "not known" in other, "on other images it is another run"
 
 
 def test_what_is_missing_or_fails_is_said_and_is_no_success(data, tmp_path):

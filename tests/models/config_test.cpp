@@ -214,6 +214,11 @@ TEST(Config, WhatMakesNoSenseIsRefusedInASentence) {
   EXPECT_ERROR(parse(with("hidden_act", "gelu")), "'gelu'; gka has 'silu'");
   EXPECT_ERROR(parse(with("gka_config", 3)), "'gka_config' of model.json takes a JSON object");
   EXPECT_ERROR(parse(with("gka_config", {{"solver_type", "jacobi"}})), "one of chebyshev, conjugate_gradient");
+  EXPECT_ERROR(parse(with("gka_config", {{"ridge_strength", 0}})),
+               "'ridge_strength' of 'gka_config' of model.json is 0.0; it takes a number above 0");
+  EXPECT_ERROR(parse(with("gdn_config", {{"norm_eps", -1}})), "it takes a number of at least 0");
+  EXPECT_ERROR(parse(with("mesa_config", {{"lambda_lower_bound", 1}})), "of at least 0 and below 1");
+  EXPECT_NO_THROW(parse(with("gka_config", {{"norm_eps", 0}})));
   EXPECT_ERROR(parse(Json::array()), "does not hold a JSON object");
 }
 

@@ -378,7 +378,15 @@ def test_bad_input_is_named_in_one_sentence(name):
         ),
         (
             lambda c: gka.gated_kalmanet(**c, initial_state=(1, 2)),
-            "gated_kalmanet: initial_state h takes a tensor or None, got one of type int",
+            "gated_kalmanet: initial_state takes (h, u), two tensors, got tuple of 2",
+        ),
+        (
+            lambda c: gka.gated_kalmanet_certainty(**c, initial_state=torch.zeros(2, 2, 8, 8)),
+            "gated_kalmanet_certainty: initial_state takes (h, u), two tensors, got one of type Tensor",
+        ),
+        (
+            lambda c: gka.gated_kalmanet_report(**c, initial_state=gka.nn.State(*[None] * 3, *torch.zeros(2, 1))),
+            "gated_kalmanet_report: initial_state takes (h, u), two tensors, got State of 5",
         ),
         (lambda c: gka.gated_kalmanet(**c, iterations=3.5), "gated_kalmanet: iterations takes a whole number, got one"),
         (lambda c: gka.gated_kalmanet(**c, ridge="x"), "gated_kalmanet: ridge takes a number, got one of type str"),

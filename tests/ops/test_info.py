@@ -1,6 +1,7 @@
 """What the package says about itself."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,13 @@ def python(code, **environment):
 
 def test_the_version_is_the_one_the_build_states():
     assert f"project(gka VERSION {gka.__version__} " in (ROOT / "CMakeLists.txt").read_text()
+
+
+def test_modules_that_are_loaded_when_asked_for_are_listed_and_typed():
+    modules = {path.stem for path in Path(gka.__file__).parent.glob("*.py") if not path.stem.startswith("_")}
+    assert modules | {"load"} <= set(dir(gka))
+    typed = Path(gka.__file__).read_text().split("if _typing.TYPE_CHECKING:\n", 1)[1].split("\n\n", 1)[0]
+    assert set(re.findall(r"\w+", typed)) >= modules | {"load"}, "type checkers do not see __getattr__"
 
 
 def test_backends_tell_what_was_built_and_what_runs():

@@ -90,6 +90,36 @@ def test_packed_sequences_are_the_same_as_one_by_one(model):
     assert_same(packed, alone)
 
 
+def test_rivals_compile_into_one_graph_for_every_length_with_the_same_gradients():
+    model = make({"hybrid_override_pattern": "GDN-GLA"})
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (9, 23):
+        ids, gradients = ids_of(2, tokens), []
+        for each in (compiled, model):
+            gradients.append(torch.autograd.grad(each(ids).square().sum(), list(model.parameters())))
+        for got, want in zip(*gradients, strict=True):
+            assert_same(got, want, 1e-8)
+
+
+def test_layers_of_all_kinds_are_exported_for_any_length():
+    model, ids = make({}), ids_of(2, 70)
+    exported = torch.export.export(model, (ids_of(2, 9),), dynamic_shapes=({1: torch.export.Dim.AUTO},)).module()
+    with torch.no_grad():
+        assert_same(exported(ids), model(ids))
+
+
+def test_what_stands_for_a_memory_in_a_graph_is_an_operator_as_torch_wants_it():
+    gka._library.load_floors()
+    q, k = (torch.nn.functional.normalize(torch.randn(1, 70, 2, 5), dim=-1).requires_grad_() for _ in range(2))
+    v = torch.randn(1, 2, 70, 3).transpose(1, 2).requires_grad_()
+    log_decay, beta = (-torch.rand(1, 70, 2, 5)).requires_grad_(), torch.rand(1, 70, 2, requires_grad=True)
+    state, bounds = torch.randn(3, 2, 5, 3, requires_grad=True), torch.tensor([0, 20, 20, 70])
+    for given in ((None, None, False), (state, bounds, True)):
+        arguments = (q, k, v, log_decay, beta, *given[:2], "delta", 0.5, given[2])
+        torch.library.opcheck(torch.ops.gka.memory_forward, arguments)
+
+
 def test_every_kind_of_layer_that_the_library_knows_is_a_module():
     with pytest.raises(ValueError, match="the type 'NONE', which is not known") as error:
         gka.models.read_config(CONFIG | {"hybrid_override_pattern": "NONE"})
@@ -191,8 +221,9 @@ def test_ids_that_are_none_are_named():
         (torch.tensor([[1.0]]), ValueError, "got torch.float32"),
         (torch.tensor([[1, 10**6]]), IndexError, "ids takes numbers from 0 to .*, got some from 1 to 1000000"),
     ):
-        with pytest.raises(kind, match=message):
-            model(ids)
+        for call in (model, lambda ids: model.generate(ids, 3)):
+            with pytest.raises(kind, match=message):
+                call(ids)
     one = torch.tensor([[1]])
     for call, message in (
         (lambda: model.generate(one[:, :0], 3), "the model needs one to begin with"),
@@ -214,6 +245,7 @@ def test_ids_that_are_none_are_named():
         (lambda: gka.nn.RetNet(32, 5), "num_heads is 5, which does not divide 32"),
         (lambda: gka.nn.Mamba2(32, head_dim=48), "head_dim is 48, which does not divide 64"),
         (lambda: gka.nn.DeltaNet(32, 8, expand_k=0.3), "expand_k is 0.3"),
+        (lambda: gka.nn.MesaNet(32, 300), "a key of a head has 300 channels"),
     ],
 )
 def test_a_choice_that_is_none_is_named_at_construction(make_layer, message):

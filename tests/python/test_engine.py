@@ -198,6 +198,10 @@ def test_prompts_may_be_tensors(engine):
 def test_an_option_of_another_type_is_named(engine):
     with pytest.raises(TypeError, match="max_tokens is 'ten'"):
         engine.generate(PROMPT, max_tokens="ten")
+    with pytest.raises(ValueError, match="max_tokens is 18446744073709551617, which is no number of 64 bits"):
+        engine.generate(PROMPT, max_tokens=2**64 + 1)
+    with pytest.raises(ValueError, match="token 18446744073709551617 is no number of 64 bits"):
+        engine.generate([1, 2**64 + 1])
 
 
 def test_an_engine_is_not_copied(engine):

@@ -57,3 +57,14 @@ def test_bfloat16_tokens_are_summed_in_float32():
     wanted = gka.gated_kalmanet_states(k.double(), v.double(), *(tensor.double() for tensor in wide[2:]))
     assert h.dtype == u.dtype == torch.float32
     torch.testing.assert_close((h.double(), u.double()), wanted[:2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("key_heads", "value_heads"), [(1, 3), (3, 1), (1, 1)])
+def test_heads_may_share_keys_and_values(key_heads, value_heads):
+    k, v, decay, beta = tokens()
+    k, v = k[:, :, :key_heads], v[:, :, :value_heads]
+    q = torch.randn(2, 37, 3, 5, dtype=torch.float64)
+    _, (h, u) = gka.gated_kalmanet(q, k, v, decay, beta, output_final_state=True)
+    own_h, own_u, _ = gka.gated_kalmanet_states(k, v, decay, beta)
+    torch.testing.assert_close(own_h, h, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(own_u, u, rtol=1e-12, atol=1e-13)

@@ -196,9 +196,18 @@ def test_a_picture_is_cut_in_its_middle_and_scaled(tmp_path):
     wide = image.new("RGB", (170, 20))
     wide.paste(whole.convert("RGB"), (76, 0))
     assert model.classify(wide)[0][0] == model.classify(pixels)[0][0]
+    deep = image.fromarray(pixels.squeeze(-1).numpy().astype("uint16") * 257)
+    deep.save(tmp_path / "deep.png")
+    assert model.classify(tmp_path / "deep.png") == model.classify(pixels), "16 bits"
     (tmp_path / "text.png").write_text("no picture")
     with pytest.raises(ValueError, match=r"text\.png is no picture that can be read"):
         model.classify(tmp_path / "text.png")
+    image.MAX_IMAGE_PIXELS, most = 100, image.MAX_IMAGE_PIXELS
+    try:
+        with pytest.raises(ValueError, match=r"picture\.png is no picture that can be read .*bomb"):
+            model.classify(tmp_path / "picture.png")
+    finally:
+        image.MAX_IMAGE_PIXELS = most
 
 
 def test_what_is_saved_is_loaded_also_as_a_run(tmp_path):

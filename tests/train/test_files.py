@@ -175,6 +175,8 @@ def test_a_run_without_a_step_is_replaced(gka):
         ({"data": SETTINGS["data"] | {"sizes": [{"tokens": 16, "pairs": 2**62}]}}, "pairs must be from 1 to 268435456"),
         ({"data": {"kind": "task", "task": "variable_tracking", "chains": 2**61, "hops": 2**61}}, "must be from"),
         ({"steps": 1, "tokens": 1}, "both steps and tokens"),
+        ({"model": SETTINGS["model"] | {"gka_config": {"ridge_strength": 0}}}, "'ridge_strength' of 'gka_config'"),
+        ({"model": SETTINGS["model"] | {"head_dim": 300}}, "a key of a head has 300 channels"),
     ],
 )
 def test_a_number_beyond_its_range_is_refused_before_anything_is_made(gka, settings, said):

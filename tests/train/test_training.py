@@ -155,6 +155,9 @@ def test_curves_are_drawn(whole):
     assert done.returncode == 0, done.stderr
     assert (whole.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout == "curves.png: loss, accuracy, gradient norm of 1 run, up to step 24\n"
+    done = whole.call("plot", "runs/small", "-o", "without")
+    assert done.stdout == "without.png: loss, accuracy of 1 run, up to step 24\n", done.stderr
+    assert (whole.folder / "without.png").exists()
 
 
 def test_a_full_disk_keeps_the_picture_that_was_there(whole):
@@ -192,6 +195,8 @@ def test_a_plot_of_nothing_says_so(whole):
     done = whole.call("plot", "nowhere", "-o", "curves.png")
     assert done.returncode == 1
     assert "'nowhere' holds no run" in done.stderr
+    done = whole.call("plot", "runs/small", "-o", ".")
+    assert done.stderr == "gka plot: '.' is a folder; --output takes the name of a picture, such as curves.png.\n"
 
 
 def test_the_documentation_has_every_key(gka):

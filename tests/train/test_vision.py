@@ -156,12 +156,49 @@ def test_a_run_may_go_on_for_longer_and_with_nothing_else_changed(gka, data):
     assert "finished" in gka.call("runs", ".").stdout
 
 
+def test_a_configuration_leaves_sizes_and_names_to_the_images(gka, data):
+    left_out = ("image_size", "channels", "classes", "class_names")
+    (gka.folder / "open.json").write_text(json.dumps({k: v for k, v in MODEL.items() if k not in left_out}))
+    train(gka, "open.json", "--data", data, "--out", "run", "--steps", 1, "--batch", 4, *RUN)
+    made = json.loads((gka.folder / "run/latest/config.json").read_text())
+    assert {key: made[key] for key in left_out} == {key: MODEL[key] for key in left_out}
+    shown = gka.call("vision", "classify", "run", data, "--index", 1).stdout
+    assert shown.startswith("image 1, labelled columns\n")
+    train(gka, "open.json", "--out", "run", "--resume", "--steps", 2)
+    (gka.folder / "more.json").write_text(
+        json.dumps({k: v for k, v in MODEL.items() if k != "class_names"} | {"classes": 1000})
+    )
+    said = told(gka.call("vision", "train", "more.json", "--data", data, "--out", "other"))
+    assert "'classes' of more.json is 1000, and " in said and "has 4: leave the key out" in said
+    assert not (gka.folder / "other").exists()
+
+
+def test_curves_of_images_are_named_after_them(learned):
+    pytest.importorskip("matplotlib")
+    words = ["-o", "curves.svg", "--x", "epoch", "--y", "loss,accuracy,images_per_second"]
+    assert learned.call("plot", "run", *words).returncode == 0
+    picture = (learned.folder / "curves.svg").read_text()
+    for label in ("loss (nats per image)", "accuracy (the likeliest class)", "images per second", "epoch"):
+        assert f"<!-- {label} -->" in picture
+    words[3:] = ["time", "--y", "loss"]
+    (learned.folder / "short").mkdir()
+    lines = "".join(f'{{"step": {i}, "loss": 1, "seconds": {i / 10}}}\n' for i in (1, 9))
+    (learned.folder / "short/metrics.jsonl").write_text(lines)
+    assert learned.call("plot", "short", *words).returncode == 0
+    assert "<!-- 0.4 -->" in (learned.folder / "curves.svg").read_text(), "parts of one are no thousandths"
+    done = learned.call("plot", "run", "-o", "curves.svg", "--x", "tokens")
+    assert done.returncode == 1
+    assert done.stderr == "gka plot: none of the runs counts 'tokens'; --x takes step, tokens, images, epoch, time.\n"
+
+
 def test_commands_say_what_they_were_given_instead(learned, gka, data):
     run = learned.folder / "run"
     assert "a model for images" in told(gka.call("generate", run, "--prompt", "x"))
     assert "a model for images" in told(gka.call("serve", run))
     assert "a model for images" in told(gka.call("train", run, "--resume"))
     assert "a model for images" in told(gka.call("train", "model.json"))
+    (gka.folder / "shoe.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    assert "is a picture" in told(gka.call("vision", "classify", run, "shoe.png"))
     text = {"model_type": "qwen3", "hidden_size": 8}
     (gka.folder / "config.json").write_text(json.dumps(text))
     assert "a model for text" in told(gka.call("vision", "eval", ".", "--data", data))
@@ -177,5 +214,6 @@ def test_what_is_missing_is_named(gka, data):
     wrong = gka.call("vision", "train", "model.json", "--data", data, "--out", "r", "--augment", "turn")
     assert "--augment takes" in told(wrong)
     assert not (gka.folder / "r").exists()
-    told(gka.call("vision", "train", "model.json", "--data", gka.folder, "--out", "r"))
+    nothing = gka.call("vision", "train", "model.json", "--data", gka.folder, "--out", "r")
+    assert "images.py makes one of a folder of pictures" in told(nothing)
     assert not (gka.folder / "r").exists()
