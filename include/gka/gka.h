@@ -19,9 +19,9 @@
 //
 // The functions call the torch operators of the same names, so autograd, autocast and tracing see them. Bad input
 // throws c10::ValueError or c10::TypeError with one sentence that names the argument, what it got and what it takes
-// (what_without_backtrace(); what() goes on with a trace). On the CPU log_decay, beta and a ridge in a tensor are looked
-// at as well: a NaN in log_decay or ridge is a gka::NotFiniteError (errors.h), and anywhere else makes NaN of what
-// depends on it. Any number of threads may call at once, as long as no two step the same slots of a state.
+// (what_without_backtrace(); what() goes on with a trace). On the CPU log_decay, beta and a ridge in a tensor are
+// looked at as well: a NaN in log_decay or ridge is a gka::NotFiniteError (errors.h), and anywhere else makes NaN of
+// what depends on it. Any number of threads may call at once, as long as no two step the same slots of a state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
