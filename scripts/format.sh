@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t cpp < <(find include src tests bench examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+mapfile -t cpp < <(find include src tests bench examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.c')
 python=(python tests bench experiments examples)
 
 if [ "${1:-}" = --check ]; then

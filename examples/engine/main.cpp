@@ -18,11 +18,11 @@ int main(int count, char** words) {
     for (int i = 2; i < count; ++i) request.prompt.push_back(std::atoll(words[i]));
 
     std::promise<void> over;
-    gka::infer::Sink sink;
+    gka::Sink sink;
     sink.on_token = [](const gka::TokenEvent& event) {
       std::printf("%lld (%.3f)\n", static_cast<long long>(event.token), event.logprob);
     };
-    sink.on_end = [&](gka::Finish, const gka::infer::Usage&, const std::string&) { over.set_value(); };
+    sink.on_end = [&](gka::Finish, const gka::Usage&, const std::string&) { over.set_value(); };
     engine->submit(request, sink);
     over.get_future().wait();
   } catch (const std::exception& error) {

@@ -3,7 +3,7 @@
 // every backend takes the same struct.
 //
 // Arithmetic is in float32, in float64 where x is float64. The same call gives the same bits, whatever the number of
-// threads.
+// threads. Memory, threads and errors are as in kernels.h.
 #pragma once
 
 #include <cstddef>

@@ -8,6 +8,10 @@
 // What a request answers depends on the request and the model alone: its prompt is cut by rules that look at the prompt
 // only, its draws come from its own seed, and what an earlier prompt left behind (a snapshot) gives the very numbers
 // that reading the prompt anew would give. docs/inference.md says where batching may still change the last bits.
+//
+// Any thread may call any function of an engine. A Sink's functions and a filter run on the engine's own thread: they
+// may submit, cancel and ask for stats, but not wait for the engine (drain, create_memory, fork_memory, the
+// destructor). A fork has no such thread: load the engine in the process that uses it.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +43,8 @@ struct Sampling {
 enum class Finish : std::uint8_t { none, stop, length, cancelled, error };
 
 /// Restricts the next token (grammars, JSON). Called on the engine's thread before each draw: fills one bit per token
-/// of the vocabulary (allowed = 1) given the tokens generated so far; returns false for "no restriction now".
+/// of the vocabulary (allowed = 1) given the tokens generated so far; returns false for "no restriction now". What it
+/// throws ends the request with Finish::error.
 class TokenFilter {
  public:
   virtual ~TokenFilter() = default;
@@ -57,8 +62,9 @@ struct TokenEvent {
   /// Of the model's own distribution, before penalties, temperature and truncation. NaN for the first token of all,
   /// which nothing came before.
   float logprob = 0;
-  std::vector<TopLogprob> top{};     // as many as asked for, best first; of the same numbers as `logprob`
-  std::optional<float> certainty{};  // q·x, the mean over GKA layers and heads; and per layer:
+  std::vector<TopLogprob> top{};  // as many as asked for, best first; of the same numbers as `logprob`
+  /// The share of the queries that lies in what was read, 0 to 1: the mean over GKA layers and heads; and per layer:
+  std::optional<float> certainty{};
   std::vector<float> layer_certainty{};
 };
 
@@ -83,14 +89,15 @@ struct Request {
   bool prompt_logprobs = false;   // score the prompt's tokens too
   bool certainty = false;
   std::optional<std::int64_t> iterations{};  // GKA solver steps for this request; none: the model's own
-  bool auto_iterations = false;
-  std::string memory{};                    // id of a memory that stands before the prompt; "": none
-  std::vector<std::int64_t> boundaries{};  // prompt positions worth a snapshot (ends of messages)
+  bool auto_iterations = false;              // as many as Chebyshev's bound asks for, the model's own at the most
+  std::string memory{};                      // id of a memory that stands before the prompt; "": none
+  std::vector<std::int64_t> boundaries{};    // prompt positions worth a snapshot (ends of messages)
   std::shared_ptr<TokenFilter> filter{};
 };
 
 /// Receives what happens to one request, on the engine's thread, in order; must return quickly. A function may be
-/// empty.
+/// empty. Where one throws a std::exception, its request ends with Finish::error and that sentence; what on_end throws
+/// is lost.
 struct Sink {
   std::function<void(const std::vector<TokenEvent>& prompt)> on_prompt{};  // once, when it is read (prompt_logprobs)
   std::function<void(const TokenEvent& token)> on_token{};
@@ -141,13 +148,14 @@ using RequestId = std::uint64_t;
 
 class Engine {
  public:
-  /// A folder with config.json and weights, or a training run (its newest checkpoint). Throws one sentence.
+  /// A folder with config.json and weights, or a training run (its newest checkpoint). Throws a std::exception (where
+  /// torch is at fault a c10::Error) with one sentence.
   static std::unique_ptr<Engine> load(const std::filesystem::path& model, const EngineOptions& options = {});
-  /// Cancels what still runs.
+  /// Cancels what still runs: on_end of each comes first.
   virtual ~Engine() = default;
 
-  virtual RequestId submit(Request request, Sink sink) = 0;  // throws Refused; thread-safe
-  virtual void cancel(RequestId id) = 0;                     // frees its slot at the next step; thread-safe
+  virtual RequestId submit(Request request, Sink sink) = 0;  // throws Refused
+  virtual void cancel(RequestId id) = 0;  // frees its slot at the next step; nothing where that request is over
   virtual Stats stats() const = 0;
   virtual void drain() = 0;  // refuse new requests, finish the running ones
 
@@ -175,6 +183,13 @@ namespace gka {
 using infer::Engine;
 using infer::EngineOptions;
 using infer::Finish;
+using infer::MemoryInfo;
+using infer::Refused;
 using infer::Request;
+using infer::RequestId;
+using infer::Sampling;
+using infer::Sink;
 using infer::TokenEvent;
+using infer::TokenFilter;
+using infer::Usage;
 }  // namespace gka

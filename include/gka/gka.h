@@ -18,7 +18,10 @@
 // float64). States are float32, or float64 for float64 inputs. Each gradient has its own input's type.
 //
 // The functions call the torch operators of the same names, so autograd, autocast and tracing see them. Bad input
-// throws c10::ValueError or c10::TypeError with one sentence that names the argument, what it got and what it takes.
+// throws c10::ValueError or c10::TypeError with one sentence that names the argument, what it got and what it takes
+// (what_without_backtrace(); what() goes on with a trace). On the CPU log_decay, beta and a ridge in a tensor are
+// looked at as well: a NaN in log_decay or ridge is a gka::NotFiniteError (errors.h), and anywhere else makes NaN of
+// what depends on it. Any number of threads may call at once, as long as no two step the same slots of a state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,8 +37,8 @@ namespace gka {
 /// What a memory has stored: h [N,H,D,D], taken as symmetric, and u [N,H,D,V]. N is B or the number of packed
 /// sequences. An undefined tensor stands for zero on the way in and for "not asked for" on the way out.
 struct State {
-  at::Tensor h;
-  at::Tensor u;
+  at::Tensor h{};
+  at::Tensor u{};
 };
 
 struct Options {

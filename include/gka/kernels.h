@@ -8,6 +8,15 @@
 //                                           o_t = scale · U_tᵀ (q_t + α_t (x_t − q_t))
 //
 // docs/mathematics.md has the whole story.
+//
+// Memory: all of it is the caller's, and nothing is kept of it when a call returns (on a GPU: when the stream has done
+// the call's work). Arrays need the alignment of their numbers and no more; what is written overlaps nothing else.
+// Threads: nothing is kept between calls, so any number of threads may call at once (and a fork may), as long as no two
+// write the same memory, states included.
+// Errors: `reference` and `cpu` throw std::invalid_argument with one sentence that names the field where a size, an
+// option or a null cannot be meant, before anything is written, and std::bad_alloc where memory runs out. That strides
+// and pointers are those of arrays so large they cannot see. The numbers are not looked at: a NaN or an infinity makes
+// NaN of what depends on it, in its own head and sequence, from its own token on.
 #pragma once
 
 #include <array>
@@ -54,8 +63,8 @@ inline constexpr std::array<NameTable<Part>, 3> kPartNames{{
 }};
 constexpr const auto& names_of(Part) { return kPartNames; }
 
-/// A [batch, tokens, heads, channels] array with contiguous channels; strides count elements. Gates have one channel.
-/// `data == nullptr` means left out. Inputs are only read.
+/// A [batch, tokens, heads, channels] array with contiguous channels; strides count elements, and may be negative (or,
+/// of an input, 0). Gates have one channel. `data == nullptr` means left out. Inputs are only read.
 struct View {
   void* data = nullptr;
   DType dtype = DType::float32;
@@ -69,11 +78,11 @@ struct View {
 struct Options {
   Part part = Part::both;
   double scale = 1.0;
-  double ridge = 0.02;
+  double ridge = 0.02;  // a in λ_t = a ‖H_t‖_F; with RidgeMode::constant λ itself
   /// λ per head and key channel, [heads, key_dim]; only with RidgeMode::constant and the solvers conjugate_gradient
   /// and exact. Replaces `ridge`.
   const double* ridge_diagonal = nullptr;
-  std::int64_t iterations = 30;
+  std::int64_t iterations = 30;  // 0 to 10000
   Solver solver = Solver::chebyshev;
   Gradient gradient = Gradient::implicit;
   RidgeMode ridge_mode = RidgeMode::adaptive;
@@ -101,8 +110,8 @@ struct Problem {
   std::int64_t batch = 0;
   std::int64_t tokens = 0;
   std::int64_t heads = 0;
-  std::int64_t key_dim = 0;
-  std::int64_t value_dim = 0;
+  std::int64_t key_dim = 0;    // 1 to 256
+  std::int64_t value_dim = 0;  // 1 to 256
   std::int64_t sequences = 0;
   std::int64_t key_group = 1;    // divides heads
   std::int64_t value_group = 1;  // divides heads
@@ -110,9 +119,9 @@ struct Problem {
 
   View q{};
   View k{};
-  View v{};                  // absent with Part::solve
-  View log_decay{};          // absent: 0
-  View beta{};               // absent: 1
+  View v{};                  // absent with Part::solve; q, k and v are of one type
+  View log_decay{};          // at most 0; absent: 0. Gates may be of any type
+  View beta{};               // at least 0; absent: 1
   View alpha{};              // absent: 1; ignored unless Part::both
   const void* h0 = nullptr;  // absent: zero
   const void* u0 = nullptr;  // absent: zero
@@ -153,7 +162,7 @@ struct Report {
 };
 
 struct Outputs {
-  View o{};           // [batch, tokens, heads, value_dim]; with Part::solve x, [batch, tokens, heads, key_dim]
+  View o{};  // [batch, tokens, heads, value_dim]; with Part::solve x, [batch, tokens, heads, key_dim]; optional
   void* h = nullptr;  // final states, each optional
   void* u = nullptr;
   Saved saved{};
@@ -214,13 +223,15 @@ constexpr Int saved_segments(bool packed, Int batch, Int tokens, Int sequences) 
 }
 
 /// Where a backend's parallel work runs. `run(n, body)` calls body(0) … body(n − 1), each once, possibly at the same
-/// time, and returns when all are done. Results do not depend on the number of threads.
+/// time, and returns when all are done; what a body throws it throws again. With one thread it is not called and may be
+/// empty. Results do not depend on the number of threads.
 struct Executor {
   int threads = 1;
-  std::function<void(int n, const std::function<void(int)>& body)> run;
+  std::function<void(int n, const std::function<void(int)>& body)> run{};
 };
 
-/// An executor on `threads` threads of its own (0: as many as the machine has), for programs without torch.
+/// An executor on `threads` threads of its own (0: as many as the machine has), for programs without torch. They are
+/// started for each call and joined at its end, so that copies and calls at the same time have nothing in common.
 Executor thread_executor(int threads = 0);
 
 namespace reference {
@@ -237,8 +248,8 @@ void forward(const Problem& problem, const Outputs& outputs, const Executor& exe
 void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Executor& executor);
 void step(const Step& step, const Executor& executor);
 
-/// The instruction set in use: "avx512", "avx2" or "portable". The environment variable GKA_CPU forces one; asking for
-/// one this machine lacks, or an unknown one, throws std::invalid_argument.
+/// The instruction set in use: "avx512", "avx2" or "portable". The environment variable GKA_CPU forces one, and is read
+/// at each call; asking for one this machine lacks, or an unknown one, throws std::invalid_argument.
 const char* instruction_set();
 }  // namespace cpu
 
@@ -246,7 +257,7 @@ namespace cuda {
 // On NVIDIA cards from compute capability 8.0 on. Every pointer of the structs is device memory, cu_seqlens,
 // state_indices, iterations and ridge_diagonal included; those of Saved are aligned to 16 bytes. Calls only queue work
 // on the stream: they wait for nothing and allocate nothing themselves, so they can be captured in a graph; the same
-// input gives the same bits.
+// input gives the same bits. They trust the structs; std::runtime_error says what a card refused.
 // Declared always, defined where the library was built with GKA_CUDA.
 
 /// Where a call runs.

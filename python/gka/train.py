@@ -32,7 +32,6 @@ from ._watchdog import Watchdog
 from .models import Decoder, read_config
 
 STOPPED = 128 + signal.SIGINT
-IGNORED = -100
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -133,7 +132,7 @@ class Reader:
         places = torch.arange(targets.numel()).view_as(targets)[:, self.tokens_of(targets)].flatten()
         count, first = len(places), ranks.place("tensor")
         places = places[count * first // ranks.tensor : count * (first + 1) // ranks.tensor]
-        counted = targets.flatten()[places] != IGNORED
+        counted = targets.flatten()[places] != torch.ops.gka.ignored_label()
         if predicted.numel() == len(places):  # labels on a GPU: every token is predicted, counted or not
             predicted = predicted[counted.to(predicted.device)]
         places = places[counted].to(predicted.device)
@@ -151,7 +150,7 @@ class Reader:
     def _read(self) -> Step:
         wholes = [self.next_whole() for _ in range(self.plan.accumulation)]
         tokens = sum(inputs.numel() for inputs, _, _ in wholes)
-        targets = sum(int((labels != IGNORED).sum()) for _, labels, _ in wholes)
+        targets = sum(int((labels != torch.ops.gka.ignored_label()).sum()) for _, labels, _ in wholes)
         return Step([self.part(*whole) for whole in wholes], tokens, targets, self.source.position())
 
     def next(self, more: bool) -> Step:

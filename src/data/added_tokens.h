@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,6 +23,13 @@ struct AddedToken {
   bool normalized = false;   // looked for after normalisation
   bool special = false;      // left out when decoding for people
 };
+
+/// One that is found just as it is spelt, as tokenizer.json lists it.
+template <typename Json>
+Json added_token_entry(std::int64_t id, std::string_view content, bool special) {
+  return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
+          {"rstrip", false}, {"normalized", false}, {"special", special}};
+}
 
 class AddedTokens {
  public:

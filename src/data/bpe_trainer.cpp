@@ -7,6 +7,7 @@
 #include <queue>
 #include <stdexcept>
 
+#include "data/added_tokens.h"
 #include "data/bpe.h"
 #include "data/random.h"
 #include "data/tokenizer_model.h"
@@ -208,13 +209,7 @@ std::string BpeTrainer::train(const std::function<void(std::int64_t, std::int64_
 
   Json added = Json::array(), names = Json::object(), merges = Json::array();
   for (std::size_t id = 0; id < options_.specials.size(); ++id) {
-    added.push_back({{"id", id},
-                     {"content", options_.specials[id]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
+    added.push_back(added_token_entry<Json>(static_cast<std::int64_t>(id), options_.specials[id], /*special=*/true));
   }
   // Pushed back, because looking each name up among the ones before would take the square of their number.
   auto& entries = names.get_ref<Json::object_t&>();

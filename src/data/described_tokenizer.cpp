@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "data/added_tokens.h"
 #include "data/pre_tokenizer.h"
 
 namespace gka::data {
@@ -62,13 +63,8 @@ Json added_tokens(const DescribedTokenizer& described) {
   for (std::size_t id = 0; id < described.kinds.size(); ++id) {
     const auto kind = described.kinds[id];
     if (kind != DescribedKind::control && kind != DescribedKind::user_defined) continue;
-    added.push_back({{"id", id},
-                     {"content", described.tokens[id]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", kind == DescribedKind::control}});
+    const bool special = kind == DescribedKind::control;
+    added.push_back(added_token_entry<Json>(static_cast<std::int64_t>(id), described.tokens[id], special));
   }
   return added;
 }

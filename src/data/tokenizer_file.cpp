@@ -285,8 +285,7 @@ Json byte_file() {
   for (int byte = 0; byte < 256; ++byte) vocabulary[letter_of(static_cast<unsigned char>(byte))] = byte;
   const Json byte_level{
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}, {"trim_offsets", false}};
-  const Json end{{"id", 256},       {"content", "<|endoftext|>"}, {"single_word", false}, {"lstrip", false},
-                 {"rstrip", false}, {"normalized", false},        {"special", true}};
+  const auto end = added_token_entry<Json>(256, "<|endoftext|>", /*special=*/true);
   return {{"version", "1.0"},
           {"added_tokens", {end}},
           {"normalizer", nullptr},

@@ -454,10 +454,12 @@ class EngineOnAThread final : public Engine {
       }
     }
     if (!scheduler) return;
-    const std::lock_guard lock(mutex_);  // nobody posts any more
-    for (auto& sequence : inbox_) scheduler->add(std::move(sequence));
-    inbox_.clear();
-    scheduler->end_all(Finish::cancelled, "");
+    {
+      const std::lock_guard lock(mutex_);  // nobody posts any more
+      for (auto& sequence : inbox_) scheduler->add(std::move(sequence));
+      inbox_.clear();
+    }
+    scheduler->end_all(Finish::cancelled, "");  // calls back, and who is called may call us
   }
 
   /// Waits for something to do; false: it is over.

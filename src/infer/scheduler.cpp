@@ -528,7 +528,10 @@ void Scheduler::finish(Sequence& sequence, Finish how, const std::string& error)
   sequence.pages.clear();
   sequence.usage.prompt_tokens = sequence.prompt;
   sequence.usage.completion_tokens = sequence.generated();
-  if (sequence.sink.on_end) sequence.sink.on_end(how, sequence.usage, error);
+  try {
+    if (sequence.sink.on_end) sequence.sink.on_end(how, sequence.usage, error);
+  } catch (...) {  // there is nobody left to tell, and the others have no part in it
+  }
 }
 
 void Scheduler::sweep(Sequences& sequences) {

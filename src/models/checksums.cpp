@@ -40,8 +40,7 @@ bool is_read(const fs::path& name) {
 
 /// Not what goes on from a step: the optimiser's state, or the parts of many processes (gka.train in Python).
 bool is_of_model(const fs::path& name) {
-  return name.filename() != "optimizer.safetensors" && name.filename() != "trainer.json" &&
-         *name.begin() != "distributed";
+  return name.filename() != kOptimiserFile && name.filename() != kProgressFile && *name.begin() != "distributed";
 }
 
 std::runtime_error damaged(const fs::path& folder, const std::string& why) {

@@ -7,6 +7,10 @@
 
 namespace gka::models {
 
+/// What a run's checkpoint has beside the model's files: the optimiser's state, and how far the run is.
+inline constexpr const char* kOptimiserFile = "optimizer.safetensors";
+inline constexpr const char* kProgressFile = "trainer.json";
+
 /// All of a folder, or what a model is made of: not the optimiser's state, which is twice as large.
 enum class Checked : std::uint8_t { everything, model };
 

@@ -11,13 +11,22 @@
 #include "ops/on_gpu.h"
 
 namespace gka::ops {
+namespace {
+
+bool has_room(const at::Tensor& q) {
+  bool room = false;
+  on_gpu(q, [&](const auto& device) { room = kernels::cuda::has_room_for_pages(q.size(-1), device.index); });
+  return room;
+}
+
+}  // namespace
 
 bool has_paged_attention(const at::Tensor& q, const at::Tensor& keys) {
   const auto type = keys.scalar_type();
   return kHasCuda && q.is_cuda() && !at::GradMode::is_enabled() && q.scalar_type() == at::kBFloat16 &&
          q.is_contiguous() && (type == at::kBFloat16 || type == at::kChar) && keys.is_contiguous() &&
          is_aligned(keys) && keys.size(1) == kernels::cuda::PagedAttention::kPage && q.numel() > 0 &&
-         kernels::cuda::has_paged_attention(q.size(-1));
+         kernels::cuda::has_paged_attention(q.size(-1)) && (type == at::kChar || has_room(q));
 }
 
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& keys,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/fields.h"
+#include "base/labels.h"
 #include "data/source.h"
 #include "models/checkpoint.h"
 #include "models/checksums.h"
@@ -187,6 +188,7 @@ TORCH_LIBRARY_FRAGMENT(gka, m) {
   m.def("short_duration(float seconds) -> str", [](double seconds) { return train::short_duration(seconds); });
   m.def("head_loss(Tensor hidden, Tensor weight, Tensor labels, float divisor, bool predict) -> (Tensor, Tensor?)",
         head_loss);
+  m.def("ignored_label() -> int", [] { return kIgnoredLabel; });
   m.def("count_right(Tensor predicted, Tensor targets) -> int[]", count_right);
   m.def("write_checksums(str folder) -> ()", [](const std::string& folder) { models::write_checksums(folder); });
   m.def("verify_folder(str folder) -> ()", [](const std::string& folder) { models::verify_folder(folder); });

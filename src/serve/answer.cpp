@@ -37,8 +37,10 @@ std::vector<std::string> AnswerParser::markers() const {
     case State::reasoning: return {kThought};
     case State::call:  // one that the prompt has opened ends with the answer: its texts may hold any marker
       return options_.calling ? std::vector<std::string>{} : std::vector<std::string>{kCalled};
-    default: return options_.tools ? std::vector<std::string>{kCall} : std::vector<std::string>{};
+    case State::after_reasoning:
+    case State::content: break;
   }
+  return options_.tools ? std::vector<std::string>{kCall} : std::vector<std::string>{};
 }
 
 void AnswerParser::emit(std::vector<Part>& parts, std::string text) {

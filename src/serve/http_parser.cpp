@@ -121,7 +121,8 @@ std::size_t Parser::feed(std::string_view data) {
           state_ = State::complete;
         }
         break;
-      default: break;
+      case State::complete:
+      case State::failed: break;
     }
   }
   return used;

@@ -185,8 +185,12 @@ std::string answer_of(Action action) {
     case Action::delete_memory: return "Deleted";
     case Action::props: return "Props";
     case Action::slots: return "Slots";
-    default: return {};
+    case Action::page:
+    case Action::embeddings:  // answers with an error alone
+    case Action::metrics:
+    case Action::openapi: break;
   }
+  return {};
 }
 
 Json content_of(Action action) {

@@ -308,7 +308,7 @@ Problem problem_of(const infer::Refused& refused) {
       problem.status = 503;
       problem.code = "stopping";
       break;
-    default: break;
+    case Reason::bad_request: break;
   }
   return problem;
 }

@@ -496,8 +496,12 @@ class Service::Core {
       case Action::props: return props();
       case Action::slots: return slots();
       case Action::openapi: return described();
-      default: throw Problem(404, "there is nothing here");
+      case Action::page:  // these do not answer with one JSON object, and are taken elsewhere
+      case Action::completions:
+      case Action::chat:
+      case Action::metrics: break;
     }
+    throw Problem(404, "there is nothing here");
   }
 
   Json health() const {

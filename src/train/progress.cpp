@@ -69,4 +69,10 @@ void Progress::say(const std::string& text) {
   std::fflush(out_);
 }
 
+void Progress::note_threads(int before, int now) {
+  if (before == now) return;
+  say("note: this run was trained with " + std::to_string(before) + " threads and continues with " +
+      std::to_string(now) + "; the last bits of its numbers may differ.");
+}
+
 }  // namespace gka::train

@@ -19,6 +19,10 @@ struct StepReport {
 
 std::string describe_step(const StepReport& report);
 
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 class Progress {
  public:
   Progress(std::FILE* out, std::int64_t log_every);
@@ -29,6 +33,8 @@ class Progress {
   void step(const StepReport& report);
   /// A line of its own that stays.
   void say(const std::string& text);
+  /// Says so where a run goes on with other threads than it had.
+  void note_threads(int before, int now);
 
  private:
   std::FILE* out_;

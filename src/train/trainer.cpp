@@ -42,11 +42,6 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kOptimiser = "optimizer.safetensors";
-constexpr const char* kProgress = "trainer.json";
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 std::string how_to_continue(const fs::path& run) { return "`gka train " + run.string() + " --resume`"; }
 
 /// Sources draw from the run's seed unless the file gives them one.
@@ -185,10 +180,10 @@ void Trainer::resume_from(const SavedStep& saved) {
                              how_to_continue(config_.output) + " goes on from the checkpoint before it.");
   }
   models::load_weights(learner_.decoder(), models::Weights(saved.path));
-  const auto state = models::SafetensorsFile(saved.path / kOptimiser).tensors();
+  const auto state = models::SafetensorsFile(saved.path / models::kOptimiserFile).tensors();
   learner_.optimiser().load(state);
   restore_random(state, compute_.device);
-  const auto progress = models::read_json(saved.path / kProgress);  // what we wrote: its checksum was right
+  const auto progress = models::read_json(saved.path / models::kProgressFile);  // what we wrote: its checksum was right
   step_ = saved_step_ = progress.at("step").get<std::int64_t>();
   tokens_ = progress.at("tokens").get<std::int64_t>();
   seconds_ = progress.at("seconds").get<double>();
@@ -199,11 +194,7 @@ void Trainer::resume_from(const SavedStep& saved) {
                              std::to_string(config_.steps) + ", and it takes at least as many.");
   }
   source_->seek(progress.at("position").get<std::int64_t>());
-  if (const auto threads = progress.at("threads").get<int>();
-      compute_.device.is_cpu() && threads != at::get_num_threads()) {
-    progress_.say("note: this run was trained with " + std::to_string(threads) + " threads and continues with " +
-                  std::to_string(at::get_num_threads()) + "; the last bits of its numbers may differ.");
-  }
+  if (compute_.device.is_cpu()) progress_.note_threads(progress.at("threads").get<int>(), at::get_num_threads());
 }
 
 void Trainer::save_files(const fs::path& folder) const {
@@ -213,7 +204,7 @@ void Trainer::save_files(const fs::path& folder) const {
   fault_point("save", step_);
   auto state = learner_.optimiser().state();
   keep_random(state, compute_.device);
-  models::write_safetensors(folder / kOptimiser, state);
+  models::write_safetensors(folder / models::kOptimiserFile, state);
   const Json progress{{"step", step_},
                       {"tokens", tokens_},
                       {"seconds", seconds_},
@@ -221,7 +212,7 @@ void Trainer::save_files(const fs::path& folder) const {
                       {"finished", reached_ || step_ == config_.steps},
                       {"threads", at::get_num_threads()},
                       {"settings", config_.settings}};
-  write_text(folder / kProgress, progress.dump(2) + "\n");
+  write_text(folder / models::kProgressFile, progress.dump(2) + "\n");
 }
 
 void Trainer::save() {

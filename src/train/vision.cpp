@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "base/files.h"
+#include "base/labels.h"
 #include "layers/functions.h"
 #include "models/decoder.h"
 #include "models/dtypes.h"
@@ -42,16 +43,12 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kOptimiser = "optimizer.safetensors";
-constexpr const char* kProgress = "trainer.json";
 // MambaVision's, where no option says otherwise.
 constexpr double kClip = 5, kFinalRate = 0.01;
 constexpr std::array kBetas{0.9, 0.999};
 constexpr double kDefaultEpochs = 10;
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;
 constexpr std::int64_t kLogEvery = 50, kFive = 5;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::string how_to_continue(const fs::path& run) { return "`gka vision train --out " + run.string() + " --resume`"; }
 
@@ -75,7 +72,7 @@ models::VisionModel draw_model(const VisionSettings& settings, const Compute& co
 /// Labels of a batch, on the device of the logits.
 at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& labels, double smoothing) {
   return at::cross_entropy_loss(logits, layers::upload(labels, logits.device()), /*weight=*/{}, at::Reduction::Mean,
-                                /*ignore_index=*/-100, smoothing);
+                                kIgnoredLabel, smoothing);
 }
 
 class VisionTrainer {
@@ -170,21 +167,17 @@ void VisionTrainer::resume_from(const SavedStep& saved) {
                              " goes on from the checkpoint before it.");
   }
   models::load_vision_weights(model_, saved.path);
-  const auto state = models::SafetensorsFile(saved.path / kOptimiser).tensors();
+  const auto state = models::SafetensorsFile(saved.path / models::kOptimiserFile).tensors();
   optimiser_.load(state);
   restore_random(state, compute_.device);
-  const auto progress = read_json_file(saved.path / kProgress);  // what we wrote: its checksum was right
+  const auto progress = read_json_file(saved.path / models::kProgressFile);  // what we wrote: its checksum was right
   step_ = saved_step_ = progress.at("step").get<std::int64_t>();
   seconds_ = progress.at("seconds").get<double>();
   if (step_ > steps_) {
     throw std::runtime_error("the run has taken " + std::to_string(step_) + " steps already, and is to take " +
                              std::to_string(steps_) + "; --steps or --epochs takes at least as many.");
   }
-  if (const auto threads = progress.at("threads").get<int>();
-      compute_.device.is_cpu() && threads != at::get_num_threads()) {
-    progress_.say("note: this run was trained with " + std::to_string(threads) + " threads and continues with " +
-                  std::to_string(at::get_num_threads()) + "; the last bits of its numbers may differ.");
-  }
+  if (compute_.device.is_cpu()) progress_.note_threads(progress.at("threads").get<int>(), at::get_num_threads());
 }
 
 void VisionTrainer::save_files(const fs::path& folder) const {
@@ -192,9 +185,9 @@ void VisionTrainer::save_files(const fs::path& folder) const {
   fault_point("save", step_);
   auto state = optimiser_.state();
   keep_random(state, compute_.device);
-  models::write_safetensors(folder / kOptimiser, state);
+  models::write_safetensors(folder / models::kOptimiserFile, state);
   const Json progress{{"step", step_}, {"seconds", seconds_}, {"threads", at::get_num_threads()}};
-  write_text(folder / kProgress, progress.dump(2) + "\n");
+  write_text(folder / models::kProgressFile, progress.dump(2) + "\n");
 }
 
 void VisionTrainer::save() {

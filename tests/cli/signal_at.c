@@ -1,5 +1,5 @@
-// Sends the process SIGINT when it writes to a file, or gives one its name: preloaded by test_unfinished.py, for a moment
-// that no clock would find again. SIGNAL_AT is "write TEXT" or "rename TEXT"; TEXT is a part of the file's path.
+// Sends the process SIGINT when it writes to a file, or gives one its name: preloaded by test_unfinished.py, for a
+// moment that no clock would find again. SIGNAL_AT is "write TEXT" or "rename TEXT"; TEXT is a part of the file's path.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from byte_model import write_byte_model
+from safetensors.torch import load_file
 
 PROGRAM = Path(sys.executable).parent / "gka"
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
 CHECKPOINTS = ["tiny-hqwen3-gka", "tiny-hqwen3-gdn"]
-WIDTH, VOCABULARY = 32, 257
 
 
 def call(*arguments):
@@ -52,43 +52,7 @@ def golden(request):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A byte model of two attention layers with random weights, written by other means than ours."""
-    folder = tmp_path_factory.mktemp("model")
-    config = {
-        "architectures": ["HybridQwen3ForCausalLM"],
-        "model_type": "hybrid_qwen3",
-        "hybrid_override_pattern": "*-*",
-        "hidden_size": WIDTH,
-        "intermediate_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": VOCABULARY,
-        "tie_word_embeddings": True,
-        "a_key_of_tomorrow": 1,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    random = torch.Generator().manual_seed(0)
-    shapes = {"model.embed_tokens.weight": [VOCABULARY, WIDTH], "model.norm.weight": [WIDTH]}
-    for layer in ["model.layers.0.", "model.layers.1."]:
-        shapes |= {
-            layer + "input_layernorm.weight": [WIDTH],
-            layer + "post_attention_layernorm.weight": [WIDTH],
-            layer + "self_attn.q_proj.weight": [32, WIDTH],
-            layer + "self_attn.k_proj.weight": [16, WIDTH],
-            layer + "self_attn.v_proj.weight": [16, WIDTH],
-            layer + "self_attn.o_proj.weight": [WIDTH, 32],
-            layer + "self_attn.q_norm.weight": [8],
-            layer + "self_attn.k_norm.weight": [8],
-            layer + "mlp.gate_proj.weight": [64, WIDTH],
-            layer + "mlp.up_proj.weight": [64, WIDTH],
-            layer + "mlp.down_proj.weight": [WIDTH, 64],
-        }
-    save_file(
-        {name: torch.randn(shape, generator=random) * 0.3 for name, shape in shapes.items()},
-        folder / "model.safetensors",
-    )
-    return folder
+    return write_byte_model(tmp_path_factory.mktemp("model"), a_key_of_tomorrow=1)
 
 
 def test_score_gives_the_logits_of_published_checkpoints(golden, tmp_path):

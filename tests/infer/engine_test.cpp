@@ -238,6 +238,31 @@ TEST(Engine, AQueueThatIsFullAndAnEngineThatStopsSayNo) {
   }
 }
 
+TEST(Engine, WhoIsToldOfItsEndMayCallTheEngineAlsoWhileItGoes) {
+  auto engine = engine_of("GKA");
+  std::optional<Refused::Reason> reason;
+  std::promise<void> begun;
+  bool first = true;
+  engine->submit({.prompt = {1}, .max_tokens = 1'000'000},
+                 {.on_token =
+                      [&](const TokenEvent&) {
+                        if (std::exchange(first, false)) begun.set_value();
+                      },
+                  .on_end =
+                      [&, asked = engine.get()](Finish, const Usage&, const std::string&) {
+                        asked->cancel(1);
+                        EXPECT_EQ(asked->stats().waiting, 0);
+                        try {
+                          asked->submit({.prompt = {1}}, {});
+                        } catch (const Refused& refused) {
+                          reason = refused.reason;
+                        }
+                      }});
+  begun.get_future().wait();
+  engine.reset();
+  EXPECT_EQ(reason, Refused::Reason::stopping);
+}
+
 TEST(Engine, ARequestThatMakesNoSenseIsRefusedWithItsField) {
   const auto engine = engine_of("*");
   const auto field = [&](const std::function<void(Request&)>& change) {
@@ -386,6 +411,24 @@ TEST_F(Stepping, WhoFailsToTakeATokenEndsThatSequenceAlone) {
     EXPECT_EQ(why, "its line is cut");
     EXPECT_EQ(scheduler.stats().slots_in_use, 0);
   }
+}
+
+TEST_F(Stepping, WhoFailsToHearOfItsEndDisturbsNobody) {
+  auto scheduler = make(128);
+  std::int64_t good = 0, bad = 0;
+  scheduler.add(sequence(1, random_tokens(5), good, 20));
+  for (const RequestId id : {2, 3}) {
+    auto failing = sequence(id, random_tokens(9), bad, 7);
+    failing->sink.on_end = [](Finish, const Usage&, const std::string&) {
+      throw std::runtime_error("nobody is there");
+    };
+    scheduler.add(std::move(failing));
+  }
+  for (int i = 0; i < 3; ++i) scheduler.step();
+  scheduler.cancel(3);
+  while (!scheduler.idle()) scheduler.step();
+  EXPECT_EQ(good, 20);
+  EXPECT_EQ(scheduler.stats().slots_in_use, 0);
 }
 
 TEST_F(Stepping, AStepBegunBeforeItsTokensAreSeenChangesNoAnswer) {

@@ -160,8 +160,11 @@ TEST(Choice, ABackwardPassMayBeAnotherPathsThanItsForwardPass) {
 TEST(Choice, TheCardAndTheEnvironmentDecideFirst) {
   EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 0, .hopper_built = true}).path, Path::none);
   EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 75, .hopper_built = true}).path, Path::none);
-  EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 80, .hopper_built = true}).path, Path::plain);
-  EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 100, .hopper_built = true}).path, Path::plain);
+  for (const int other : {80, 86, 89, 100, 103, 120, 121}) {
+    const Choice choice = choose_on(usual(), Outputs{}, {.capability = other, .hopper_built = true});
+    EXPECT_EQ(choice.path, Path::plain) << other;
+    EXPECT_STREQ(choice.why, "they need a card of compute capability 9.0") << other;
+  }
   EXPECT_EQ(choose_on(usual(), Outputs{}, {.capability = 90, .hopper_built = false}).path, Path::plain);
   EXPECT_EQ(choose_on(usual(), Outputs{}, kHopperCard, Asked::plain).path, Path::plain);
   EXPECT_EQ(choose_on(usual(), Outputs{}, kHopperCard, Asked::hopper).path, Path::hopper);

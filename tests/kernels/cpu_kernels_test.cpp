@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "gka/block_kernels.h"
 #include "kernels/cpu_support.h"
 
 namespace gka::kernels::test {
@@ -118,6 +119,58 @@ TEST(CpuChecks, ACallThatForgetsASizeOrAnArrayIsRefusedAndNotLeftUndone) {
   };
   EXPECT_EQ(packed(falling), "cu_seqlens takes numbers that never decrease");
   EXPECT_EQ(packed(short_of), "cu_seqlens takes tokens as its last number");
+  EXPECT_EQ(wrong([](Problem& p) { p.key_group = 0; }), "key_group takes a divisor of heads");
+  EXPECT_EQ(wrong([](Problem& p) { p.value_group = 2; }), "value_group takes a divisor of heads");
+  EXPECT_EQ(wrong([](Problem& p) { p.tokens = -1; }), "tokens takes at least 0, got -1");
+  const auto huge = [](Problem& p) { p.tokens = p.heads = std::int64_t{1} << 30; };
+  EXPECT_EQ(wrong(huge), "the sizes are those of more numbers than memory can hold");
+  const std::array<double, 4> ridges{};
+  EXPECT_EQ(wrong([&](Problem& p) { p.options.ridge_diagonal = ridges.data(); }).substr(0, 22),
+            "options.ridge_diagonal");
+}
+
+TEST(CpuChecks, RoomForAPartOfWhatIsSavedAndAnExecutorThatRunsNothingAreRefused) {
+  const Case c(CaseSpec{.dtype = DType::float32, .batch = 2, .tokens = 5, .heads = 1, .key_dim = 4, .value_dim = 3});
+  auto results = c.outputs();
+  auto outputs = results.pointers();
+  EXPECT_EQ(refusal([&] { cpu::forward(c.problem(), outputs, {.threads = 2}); }),
+            "an executor of several threads takes a function `run`");
+  EXPECT_EQ(refusal([&] { cpu::forward(c.problem(), outputs, {}); }), "");
+  outputs.saved.norm = nullptr;
+  EXPECT_EQ(refusal([&] { cpu::forward(c.problem(), outputs, {}); }),
+            "saved takes room for x, norm and h, or for nothing");
+}
+
+TEST(CpuChecks, TheReferenceRefusesWhatTheKernelsDo) {
+  const Case c(CaseSpec{.dtype = DType::float32, .batch = 2, .tokens = 5, .heads = 1, .key_dim = 4, .value_dim = 3});
+  auto results = c.outputs();
+  auto problem = c.problem();
+  problem.sequences = 0;
+  EXPECT_EQ(refusal([&] { reference::forward(problem, results.pointers()); }),
+            "sequences takes batch where there is no cu_seqlens");
+}
+
+TEST(CpuChecks, TheBlocksSmallOperationsNeedTheirSizesAndArrays) {
+  std::array<float, 64> numbers{};
+  const View view{.data = numbers.data()};
+  ShortConv conv{.batch = 1, .tokens = 2, .channels = 4, .width = 9, .sequences = 1, .x = view, .weight = view};
+  const auto said = [&] { return refusal([&] { cpu::short_conv(conv, {.y = view}, {}); }); };
+  EXPECT_EQ(said(), "width takes 1 to 8, got 9");
+  conv.width = 3;
+  conv.l2_norm = L2Norm::divide;
+  EXPECT_EQ(said(), "head_dim takes 1 to 256, got 0");
+  conv.head_dim = 3;
+  EXPECT_EQ(said(), "head_dim takes a divisor of channels");
+  conv.head_dim = 2;
+  conv.weight = {};
+  EXPECT_EQ(said().substr(0, 12), "x and weight");
+  EXPECT_EQ(refusal([&] { cpu::short_conv_step({.conv = conv, .y = view}, {}); }).substr(0, 12), "x and weight");
+  GatedRmsNorm norm{.batch = 1, .tokens = 1, .heads = 1, .dim = 0, .x = view};
+  EXPECT_EQ(refusal([&] { cpu::gated_rms_norm(norm, view, {}); }), "dim takes 1 to 8192, got 0");
+  norm.dim = 4;
+  EXPECT_EQ(refusal([&] { cpu::gated_rms_norm(norm, {}, {}); }),
+            "y takes the address of its first number, and is null");
+  EXPECT_EQ(refusal([&] { cpu::gated_rms_norm(norm, view, {}); }), "");
 }
 
 TEST(CpuChecks, ABackwardPassNeedsWhatTheForwardPassLeft) {
@@ -135,6 +188,14 @@ TEST(CpuChecks, AStepWithoutAStateOrWithTooLargeAHeadIsRefused) {
   EXPECT_EQ(said(), "key_dim takes 1 to 256, got 300");
   step.key_dim = 2;
   EXPECT_EQ(said().substr(0, 10), "o, h and u");
+  step.h = step.u = numbers.data();
+  const std::int64_t nowhere = -1;
+  step.state_indices = &nowhere;
+  EXPECT_EQ(said(), "state_indices takes at least 0, got -1");
+  step.state_indices = nullptr;
+  const std::int32_t endless = 1'000'000;
+  step.iterations = &endless;
+  EXPECT_EQ(said(), "iterations takes 0 to 10000, got 1000000");
 }
 
 TEST(ThreadExecutor, RunsEveryTaskOnceAndPassesOnAnException) {

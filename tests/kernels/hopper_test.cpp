@@ -55,37 +55,53 @@ void expect_close_to_reference(const CaseSpec& spec, DType results) {
 void expect_close_to_reference(void (*change)(CaseSpec&)) {
   expect_close_to_reference(spec_with(64, change), DType::float32);
 }
+/// Heads of 32 channels without padding, as torch asks for them: o and gradients of the inputs' type.
+void expect_narrow_close_to_reference(void (*change)(CaseSpec&)) {
+  const Forced trial("GKA_TRIAL", "narrow_heads");
+  const CaseSpec spec = spec_with(32, change);
+  expect_close_to_reference(spec, spec.dtype);
+}
 
-TEST(HopperKernels, MatchTheReferenceWithStatesAtBothEnds) {
-  expect_close_to_reference([](CaseSpec& s) { s.heads = 2; });
+class HopperSizes : public testing::TestWithParam<bool> {
+ protected:
+  static void expect_matches(void (*change)(CaseSpec&)) {
+    if (GetParam()) return expect_narrow_close_to_reference(change);
+    expect_close_to_reference(change);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Hopper, HopperSizes, testing::Bool(),
+                         [](const auto& narrow) { return narrow.param ? "Narrow" : "Of64"; });
+
+TEST_P(HopperSizes, MatchTheReferenceWithStatesAtBothEnds) {
+  expect_matches([](CaseSpec& s) { s.heads = 2; });
 }
 TEST(HopperKernels, MatchTheReferenceAtTheLargeSize) {
   expect_close_to_reference([](CaseSpec& s) { s.key_dim = s.value_dim = 128; });
 }
-TEST(HopperKernels, MatchTheReferenceAtTheStartOfASequence) {
-  expect_close_to_reference([](CaseSpec& s) { s.h0 = s.u0 = false; });
+TEST_P(HopperSizes, MatchTheReferenceAtTheStartOfASequence) {
+  expect_matches([](CaseSpec& s) { s.h0 = s.u0 = false; });
 }
-TEST(HopperKernels, MatchTheReferenceWhereKeysShareADirection) {
-  expect_close_to_reference([](CaseSpec& s) {
+TEST_P(HopperSizes, MatchTheReferenceWhereKeysShareADirection) {
+  expect_matches([](CaseSpec& s) {
     s.keys = Keys::shared;
     s.weakest_decay = s.strongest_decay = 0.01;
   });
 }
-TEST(HopperKernels, LoseNothingToStrongDecay) {
-  expect_close_to_reference([](CaseSpec& s) {
+TEST_P(HopperSizes, LoseNothingToStrongDecay) {
+  expect_matches([](CaseSpec& s) {
     s.keys = Keys::silu;
     s.weakest_decay = 0.5;
     s.strongest_decay = 1.5;
   });
 }
-TEST(HopperKernels, TakeFewIterationsAndASmallRidge) {
-  expect_close_to_reference([](CaseSpec& s) {
+TEST_P(HopperSizes, TakeFewIterationsAndASmallRidge) {
+  expect_matches([](CaseSpec& s) {
     s.options.iterations = 7;
     s.options.ridge = 0.01;
   });
 }
-TEST(HopperKernels, TakePlainStepsWhereRefiningIsOff) {
-  expect_close_to_reference([](CaseSpec& s) {
+TEST_P(HopperSizes, TakePlainStepsWhereRefiningIsOff) {
+  expect_matches([](CaseSpec& s) {
     s.full_rank_h0 = true;
     s.weakest_decay = s.strongest_decay = 0.003;
     s.options.refine = false;
@@ -108,8 +124,8 @@ TEST(HopperKernels, MatchTheReferenceOnPackedFloat16) {
     s.key_dim = s.value_dim = 32;
   });
 }
-TEST(HopperKernels, TakeACallWithoutGates) {
-  expect_close_to_reference([](CaseSpec& s) {
+TEST_P(HopperSizes, TakeACallWithoutGates) {
+  expect_matches([](CaseSpec& s) {
     s.batch = 2;
     s.log_decay = s.beta = s.alpha = false;
     s.tokens = 100;
@@ -283,46 +299,8 @@ void expect_nan_stays() {
 }
 TEST(HopperKernels, ANaNStaysBetweenTwoDecaysOfZero) { expect_nan_stays(); }
 
-// ---- Heads of 32 channels without padding, as torch asks for them: o and gradients of the inputs' type --------------
+// ---- Heads of 32 channels without padding ---------------------------------------------------------------------------
 
-void expect_narrow_close_to_reference(void (*change)(CaseSpec&)) {
-  const Forced trial("GKA_TRIAL", "narrow_heads");
-  const CaseSpec spec = spec_with(32, change);
-  expect_close_to_reference(spec, spec.dtype);
-}
-
-TEST(NarrowHeads, MatchTheReferenceWithStatesAtBothEnds) {
-  expect_narrow_close_to_reference([](CaseSpec& s) { s.heads = 2; });
-}
-TEST(NarrowHeads, MatchTheReferenceAtTheStartOfASequence) {
-  expect_narrow_close_to_reference([](CaseSpec& s) { s.h0 = s.u0 = false; });
-}
-TEST(NarrowHeads, MatchTheReferenceWhereKeysShareADirection) {
-  expect_narrow_close_to_reference([](CaseSpec& s) {
-    s.keys = Keys::shared;
-    s.weakest_decay = s.strongest_decay = 0.01;
-  });
-}
-TEST(NarrowHeads, LoseNothingToStrongDecay) {
-  expect_narrow_close_to_reference([](CaseSpec& s) {
-    s.keys = Keys::silu;
-    s.weakest_decay = 0.5;
-    s.strongest_decay = 1.5;
-  });
-}
-TEST(NarrowHeads, TakeFewIterationsAndASmallRidge) {
-  expect_narrow_close_to_reference([](CaseSpec& s) {
-    s.options.iterations = 7;
-    s.options.ridge = 0.01;
-  });
-}
-TEST(NarrowHeads, TakePlainStepsWhereRefiningIsOff) {
-  expect_narrow_close_to_reference([](CaseSpec& s) {
-    s.full_rank_h0 = true;
-    s.weakest_decay = s.strongest_decay = 0.003;
-    s.options.refine = false;
-  });
-}
 TEST(NarrowHeads, ForgetAndSkipExactly) {
   expect_narrow_close_to_reference([](CaseSpec& s) {
     s.asymmetric_h0 = true;
@@ -336,15 +314,6 @@ TEST(NarrowHeads, MatchTheReferenceOnPackedFloat16) {
   expect_narrow_close_to_reference([](CaseSpec& s) {
     s.dtype = DType::float16;
     s.lengths = {70, 0, 128, 1, 200};
-  });
-}
-TEST(NarrowHeads, TakeACallWithoutGates) {
-  expect_narrow_close_to_reference([](CaseSpec& s) {
-    s.batch = 2;
-    s.log_decay = s.beta = s.alpha = false;
-    s.tokens = 100;
-    s.options.scale = 0.3;
-    s.options.ridge_gradient = false;
   });
 }
 TEST(NarrowHeads, OfFewerChannelsThatDoNotLieAlignedArePaddedBackwardAlone) {

@@ -205,6 +205,14 @@ TEST(PagedAttention, OverBytesIsTheSoftmaxOverWhatTheyStandForAndRoundsTheNewTok
   }
 }
 
+TEST(PagedAttention, HeadsOf256AreTooLargeForCardsWithLittleSharedMemory) {
+  constexpr std::int64_t kSmallCard = 99 * 1024, kA100 = 163 * 1024;  // of a block
+  for (const std::int64_t dim : {64, 128}) EXPECT_LE(cuda_with_threads::paged_shared_bytes(dim), kSmallCard);
+  EXPECT_GT(cuda_with_threads::paged_shared_bytes(256), kSmallCard);
+  EXPECT_LE(cuda_with_threads::paged_shared_bytes(256), kA100);
+  EXPECT_TRUE(cuda_with_threads::has_room_for_pages(256, 0));
+}
+
 TEST(PagedAttention, SplitsFillACardAndNeverFewerThanOne) {
   using cuda_with_threads::paged_splits;
   // Three blocks to a multiprocessor of 132: a round of 396. Rounds are full, or nearly.

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run
+from commands import ROOT, run
+from torch.utils import cpp_extension
 
 import gka
 
@@ -38,10 +39,14 @@ def test_the_kernels_serve_a_project_that_has_no_torch(root, prefix, tmp_path):
 def test_a_program_continues_a_prompt_with_the_engine(root, prefix, tmp_path):
     build = build_example(root / "examples/engine", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     model = root / "tests/goldens/tiny-hqwen3-gka"
-    lines = run(build / "continue", model, "5", "17", "3").stdout.splitlines()
-    assert 1 <= len(lines) <= 16
     expected = gka.Engine(model).generate([5, 17, 3], max_tokens=16, temperature=0).ids
-    assert [int(line.split()[0]) for line in lines] == expected
+    for program in ["continue", "continue_in_c"]:
+        lines = run(build / program, model, "5", "17", "3").stdout.splitlines()
+        assert 1 <= len(lines) <= 16
+        assert [int(line.split()[0]) for line in lines] == expected
+    done = run(build / "continue_in_c", root, "5", check=False)
+    assert done.returncode == 1
+    assert "config.json" in done.stderr
 
 
 def test_a_program_trains_on_texts_with_the_installed_floors(root, prefix, tmp_path):
@@ -102,6 +107,23 @@ def test_a_project_without_torch_is_told_what_to_do(root, prefix, tmp_path):
     assert "-DGKA_TORCH_DIR=" in message
 
 
+@pytest.mark.parametrize(
+    ("components", "targets"), [("", "kernels gka engine"), ("engine", "gka engine"), ("kernels", "kernels")]
+)
+def test_a_component_has_the_name_of_its_target(prefix, tmp_path, components, targets):
+    asked = f"COMPONENTS {components}" if components else ""
+    wanted = "\n".join(f"get_target_property(place gka::{name} LOCATION)" for name in targets.split())
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(asks LANGUAGES CXX)\n"
+        f"find_package(gka 0.1 REQUIRED {asked})\n{wanted}\nfind_package(gka 0.1 REQUIRED COMPONENTS abacus)\n"
+    )
+    done = run(
+        "cmake", "-G", "Ninja", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}", check=False
+    )
+    assert "get_target_property" not in done.stderr
+    assert "This gka has no component 'abacus'" in " ".join(done.stderr.split())
+
+
 def test_the_installed_program_finds_its_libraries_from_anywhere(prefix, tmp_path):
     environment = {"PATH": "/usr/bin:/bin"}
     assert run(prefix / "bin/gka", "--version", cwd=tmp_path, env=environment).stdout == f"gka {gka.__version__}\n"
@@ -114,6 +136,26 @@ def test_the_library_carries_no_python(prefix, name):
     assert "libpython" not in run("readelf", "--dynamic", library).stdout
     wanted = run("nm", "--dynamic", "--undefined-only", library).stdout.split()
     assert [name for name in wanted if name.startswith(("Py", "_Py"))] == []
+
+
+@pytest.mark.parametrize("name", ["libgka.so", "libgka_engine.so", "libgka_models.so", "libgka_python.so"])
+def test_a_library_shows_only_names_of_its_own(prefix, name):
+    """A program's copy of a header's function, compiled with other options, must not serve in ours, nor ours in it."""
+    listed = run("nm", "--dynamic", "--extern-only", "--defined-only", prefix / "lib" / name).stdout.splitlines()
+    names = [line.split()[-1] for line in listed]
+    assert names, "nothing is visible at all"
+    assert [name for name in names if "3gka" not in name and not name.startswith("gka_")] == []
+
+
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Wswitch-enum", "-Werror", "-fsyntax-only"]
+
+
+@pytest.mark.parametrize("header", sorted(path.name for path in (ROOT / "include/gka").iterdir()))
+def test_a_public_header_stands_alone_without_a_warning(prefix, header):
+    """In a user's program, whatever that is compiled with: from C++20, or from C where it is for C."""
+    compiler = ["gcc", "-std=c11", "-xc"] if header.endswith("_c.h") else ["g++", "-std=c++20", "-xc++"]
+    torch_headers = [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    run(*compiler, *STRICT, "-include", f"gka/{header}", f"-I{prefix / 'include'}", *torch_headers, "/dev/null")
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512"])

@@ -1,63 +1,23 @@
 """`gka serve` on a model with random weights: the command, the engine behind the API, and memories over a restart."""
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
+from byte_model import write_byte_model
 from openai import OpenAI
-from safetensors.torch import save_file
 from servers import started
 
 PROGRAM = Path(sys.executable).parent / "gka"
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens"
-WIDTH, VOCABULARY, HEAD = 32, 257, 8
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A byte model of two attention layers, written by other means than ours."""
     folder = tmp_path_factory.mktemp("tiny")
-    config = {
-        "architectures": ["HybridQwen3ForCausalLM"],
-        "model_type": "hybrid_qwen3",
-        "hybrid_override_pattern": "*-*",
-        "hidden_size": WIDTH,
-        "intermediate_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": HEAD,
-        "vocab_size": VOCABULARY,
-        "eos_token_id": 256,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": True,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    random = torch.Generator().manual_seed(0)
-    shapes = {"model.embed_tokens.weight": [VOCABULARY, WIDTH], "model.norm.weight": [WIDTH]}
-    for layer in ["model.layers.0.", "model.layers.1."]:
-        shapes |= {
-            layer + "input_layernorm.weight": [WIDTH],
-            layer + "post_attention_layernorm.weight": [WIDTH],
-            layer + "self_attn.q_proj.weight": [32, WIDTH],
-            layer + "self_attn.k_proj.weight": [16, WIDTH],
-            layer + "self_attn.v_proj.weight": [16, WIDTH],
-            layer + "self_attn.o_proj.weight": [WIDTH, 32],
-            layer + "self_attn.q_norm.weight": [HEAD],
-            layer + "self_attn.k_norm.weight": [HEAD],
-            layer + "mlp.gate_proj.weight": [64, WIDTH],
-            layer + "mlp.up_proj.weight": [64, WIDTH],
-            layer + "mlp.down_proj.weight": [WIDTH, 64],
-        }
-    weights = {
-        name: torch.ones(shape) if len(shape) == 1 else 0.3 * torch.randn(shape, generator=random)
-        for name, shape in shapes.items()
-    }
-    save_file(weights, folder / "model.safetensors")
-    return folder
+    return write_byte_model(folder, norms_of_one=True, eos_token_id=256, max_position_embeddings=2048)
 
 
 def serve(model, *options):

@@ -1,4 +1,4 @@
-#include "infer/shared/interface.h"
+#include "gka/engine_c.h"
 
 #include <algorithm>
 #include <chrono>
@@ -33,6 +33,9 @@ Result guarded(Result failed, const Call& call) {
   } catch (const std::exception& error) {
     last_error = error.what();
     last_error.resize(std::min(last_error.size(), last_error.find('\n')));  // torch's go on with a stack trace
+    return failed;
+  } catch (...) {  // no exception may leave a function of C
+    last_error = "something was thrown that is no std::exception";
     return failed;
   }
 }
@@ -153,7 +156,7 @@ void* gka_engine_load(const char* model, const GkaOptions* o) {
     options.cache_bytes = o->cache_bytes;
     options.deterministic = o->deterministic != 0;
     options.kv_cache_dtype = text_or_empty(o->kv_cache_dtype);
-    return Engine::load(model, options).release();
+    return Engine::load(text_or_empty(model), options).release();
   });
 }
 
@@ -243,7 +246,7 @@ std::int32_t gka_memory_delete(void* engine, const char* id) {
 }
 
 void* gka_tokenizer_load(const char* name) {
-  return guarded<void*>(nullptr, [&]() -> void* { return new auto(gka::data::Tokenizer::load(name)); });
+  return guarded<void*>(nullptr, [&]() -> void* { return new auto(gka::data::Tokenizer::load(text_or_empty(name))); });
 }
 
 void gka_tokenizer_free(void* tokenizer) { delete static_cast<gka::data::Tokenizer*>(tokenizer); }

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/checks.h"
 #include "kernels/cpu/backend.h"
-#include "kernels/cpu/checks.h"
 
 namespace gka::kernels::cpu {
 namespace {
@@ -65,36 +65,51 @@ const InstructionSet& chosen() {
 const char* instruction_set() { return chosen().name; }
 
 void forward(const Problem& problem, const Outputs& outputs, const Executor& executor) {
-  check(problem);
+  check(problem, outputs);
+  check(executor);
   chosen().forward(problem, outputs, executor);
 }
 
 void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Executor& executor) {
   check(problem, saved, gradients);
+  check(executor);
   chosen().backward(problem, saved, gradients, executor);
 }
 
 void step(const Step& step, const Executor& executor) {
   check(step);
+  check(executor);
   chosen().step(step, executor);
 }
 
 void short_conv(const ShortConv& conv, const ShortConvOutputs& outputs, const Executor& executor) {
+  check(conv, outputs);
+  check(executor);
   chosen().short_conv(conv, outputs, executor);
 }
 
 void short_conv_backward(const ShortConv& conv, const ShortConvGradients& gradients, const Executor& executor) {
+  check(conv, gradients);
+  check(executor);
   chosen().short_conv_backward(conv, gradients, executor);
 }
 
-void short_conv_step(const ShortConvStep& step, const Executor& executor) { chosen().short_conv_step(step, executor); }
+void short_conv_step(const ShortConvStep& step, const Executor& executor) {
+  check(step);
+  check(executor);
+  chosen().short_conv_step(step, executor);
+}
 
 void gated_rms_norm(const GatedRmsNorm& norm, const View& y, const Executor& executor) {
+  check(norm, y);
+  check(executor);
   chosen().gated_rms_norm(norm, y, executor);
 }
 
 void gated_rms_norm_backward(const GatedRmsNorm& norm, const GatedRmsNormGradients& gradients,
                              const Executor& executor) {
+  check(norm, gradients);
+  check(executor);
   chosen().gated_rms_norm_backward(norm, gradients, executor);
 }
 

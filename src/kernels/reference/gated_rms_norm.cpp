@@ -1,6 +1,7 @@
 // The gated RMS norm, one row at a time: y = r x ⊙ w ⊙ act(gate) with r = (mean(x²) + eps)^−½. With e = dy ⊙ w ⊙
 // act(gate), dx = r e − r³ mean(x ⊙ e) x.
 #include "gka/block_kernels.h"
+#include "kernels/checks.h"
 #include "kernels/reference/activation.h"
 #include "kernels/reference/element.h"
 #include "kernels/reference/matrix.h"
@@ -33,6 +34,7 @@ double inverse_root(const GatedRmsNorm& n, At at) {
 }  // namespace
 
 void gated_rms_norm(const GatedRmsNorm& n, const View& y) {
+  check(n, y);
   for_each_row(n, [&](auto at) {
     const double r = inverse_root(n, at);
     for (std::int64_t i = 0; i < n.dim; ++i) {
@@ -43,6 +45,7 @@ void gated_rms_norm(const GatedRmsNorm& n, const View& y) {
 }
 
 void gated_rms_norm_backward(const GatedRmsNorm& n, const GatedRmsNormGradients& g) {
+  check(n, g);
   Vector d_weight(static_cast<std::size_t>(n.dim), 0.0);
   for_each_row(n, [&](auto at) {
     const double r = inverse_root(n, at);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "gka/kernels.h"
+#include "kernels/checks.h"
 #include "kernels/problem.h"
 #include "kernels/reference/element.h"
 #include "kernels/reference/gradients.h"
@@ -168,6 +169,7 @@ class SharedGradient {
 }  // namespace
 
 void forward(const Problem& p, const Outputs& outputs) {
+  check(p, outputs);
   for_each_sequence_and_head(p, [&](const Sequence& tokens, std::int64_t head, std::int64_t state) {
     const Settings settings = settings_of(p.options, head, p.key_dim);
     Memory memory = read_memory(p, p.h0, p.u0, state_dtype(p), state);
@@ -184,6 +186,7 @@ void forward(const Problem& p, const Outputs& outputs) {
 }
 
 void backward(const Problem& p, const Gradients& gradients) {
+  check(p, gradients);
   const std::int64_t output_dim = remembers_values(p) ? p.value_dim : p.key_dim;
   if (gradients.d_ridge_diagonal != nullptr) {
     std::fill_n(gradients.d_ridge_diagonal, p.heads * p.key_dim, 0.0);
@@ -224,6 +227,7 @@ void backward(const Problem& p, const Gradients& gradients) {
 }
 
 void step(const Step& s) {
+  check(s);
   const DType dtype = accumulation_dtype(s.q.dtype);
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t head = 0; head < s.heads; ++head) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gka/block_kernels.h"
+#include "kernels/checks.h"
 #include "kernels/reference/activation.h"
 #include "kernels/reference/element.h"
 #include "kernels/reference/matrix.h"
@@ -130,6 +131,7 @@ void backward_head(const Line& line, std::int64_t first, const ShortConvGradient
 }  // namespace
 
 void short_conv(const ShortConv& k, const ShortConvOutputs& outputs) {
+  check(k, outputs);
   for (std::int64_t n = 0; n < k.sequences; ++n) {
     const Line line{.conv = k, .n = n};
     for_each_head(k, [&](std::int64_t first) {
@@ -144,6 +146,7 @@ void short_conv(const ShortConv& k, const ShortConvOutputs& outputs) {
 }
 
 void short_conv_backward(const ShortConv& k, const ShortConvGradients& g) {
+  check(k, g);
   Matrix d_weight(k.channels, k.width);
   Vector d_bias(static_cast<std::size_t>(k.channels), 0.0);
   for (std::int64_t n = 0; n < k.sequences; ++n) {
@@ -156,6 +159,7 @@ void short_conv_backward(const ShortConv& k, const ShortConvGradients& g) {
 }
 
 void short_conv_step(const ShortConvStep& step) {
+  check(step);
   for (std::int64_t b = 0; b < step.conv.batch; ++b) {
     const std::int64_t slot = step.state_indices != nullptr ? step.state_indices[b] : b;
     const std::int64_t slot_size = step.conv.channels * (step.conv.width - 1);

@@ -13,7 +13,7 @@ inline constexpr int kTogether = 8;  // numbers that a lane copies at a time
 
 template <int kDim>
 struct Tiles {
-  static constexpr int kStages = kDim <= 64 ? 4 : 2;
+  static constexpr int kStages = paged_stages(kDim);
   static constexpr int kRow = kDim + memory::kPad;
   struct Stage {
     Bits keys[kTile][kRow], values[kTile][kRow];
@@ -25,6 +25,8 @@ union Shared {
   Tiles<kDim> tiles;
   Ends<kDim> ends;
 };
+static_assert(sizeof(Shared<64>) == paged_shared_bytes(64) && sizeof(Shared<128>) == paged_shared_bytes(128) &&
+              sizeof(Shared<256>) == paged_shared_bytes(256));
 
 /// A warp's copies of its tokens of one page: those before the sequence's newest, whose rows are zeros.
 template <int kDim>
@@ -224,6 +226,10 @@ void put_splits_together(const PagedAttention& a, const Scratch& scratch, const 
 }
 
 }  // namespace paged
+
+bool has_room_for_pages(std::int64_t head_dim, int device) {
+  return shared_memory_per_block(device) >= paged_shared_bytes(head_dim);
+}
 
 void paged_attention(const PagedAttention& a, const Device& device) {
   const CurrentDevice current(device.index);

@@ -50,6 +50,16 @@ constexpr bool has_paged_attention(std::int64_t head_dim) {
   return head_dim == 64 || head_dim == 128 || head_dim == 256;
 }
 
+/// Of pages that hold numbers: how many a block has under way at once, and what they take of its shared memory.
+constexpr int paged_stages(std::int64_t head_dim) { return head_dim <= 64 ? 4 : 2; }
+constexpr std::int64_t paged_shared_bytes(std::int64_t head_dim) {
+  constexpr int kPad = 8, kBytes = 2;  // of a row; of a number
+  return 2 * paged_stages(head_dim) * PagedAttention::kPage * (head_dim + kPad) * kBytes;
+}
+/// Whether a device's blocks have so much: heads of 256 take 132 KiB, and cards of compute capability 8.6, 8.9 and 12.0
+/// have 99.
+bool has_room_for_pages(std::int64_t head_dim, int device);
+
 /// How many splits keep a large card busy, each of at least four pages: the fewest with which the last blocks, too, run
 /// with most of the card at work.
 constexpr std::int64_t paged_splits(const PagedAttention& a) {

@@ -1,0 +1,189 @@
+#include "kernels/checks.h"
+
+#include <initializer_list>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "base/limits.h"
+#include "kernels/problem.h"
+
+namespace gka::kernels {
+namespace {
+
+constexpr auto kNone = std::numeric_limits<std::int64_t>::max();
+
+void need(bool fine, const char* sentence) {
+  if (!fine) throw std::invalid_argument(sentence);
+}
+
+void check_size(const char* name, std::int64_t size, std::int64_t least, std::int64_t most) {
+  if (size >= least && size <= most) return;
+  const auto range =
+      most == kNone ? "at least " + std::to_string(least) : std::to_string(least) + " to " + std::to_string(most);
+  throw std::invalid_argument(std::string(name) + " takes " + range + ", got " + std::to_string(size));
+}
+
+/// Whether there is anything to do. Sizes whose product no memory has are a mistake, and would be less than nothing.
+bool any(std::initializer_list<std::int64_t> sizes) {
+  std::int64_t numbers = 1;
+  bool beyond = false;
+  for (const auto size : sizes) {
+    if (size == 0) return false;
+    beyond |= numbers > (kNone >> 12) / size;  // of 256 channels of 8 bytes, and a little more
+    if (!beyond) numbers *= size;
+  }
+  need(!beyond, "the sizes are those of more numbers than memory can hold");
+  return true;
+}
+
+void check_options(const Options& options) {
+  check_size("options.iterations", options.iterations, 0, kMostIterations);
+  if (options.ridge_diagonal == nullptr) return;
+  need(options.ridge_mode == RidgeMode::constant &&
+           (options.solver == Solver::conjugate_gradient || options.solver == Solver::exact),
+       "options.ridge_diagonal takes RidgeMode::constant and the solver conjugate_gradient or exact");
+}
+
+/// Of a Problem or a ShortConv.
+template <typename Call>
+void check_sequences(const Call& p) {
+  if (p.cu_seqlens == nullptr)
+    return need(p.sequences == p.batch, "sequences takes batch where there is no cu_seqlens");
+  need(p.batch == 1, "batch takes 1 where there is cu_seqlens");
+  need(p.sequences >= 0 && p.cu_seqlens[0] == 0, "cu_seqlens takes sequences + 1 numbers, of which the first is 0");
+  for (std::int64_t n = 0; n < p.sequences; ++n) {
+    need(p.cu_seqlens[n] <= p.cu_seqlens[n + 1], "cu_seqlens takes numbers that never decrease");
+  }
+  need(p.cu_seqlens[p.sequences] == p.tokens, "cu_seqlens takes tokens as its last number");
+}
+
+/// What a Problem and a Step have in common.
+template <typename Call>
+void check_heads(const Call& call, bool values) {
+  check_size("heads", call.heads, 0, std::numeric_limits<std::int32_t>::max());
+  check_size("key_dim", call.key_dim, 1, kLargestDim);
+  if (values) check_size("value_dim", call.value_dim, 1, kLargestDim);
+  need(call.key_group >= 1 && call.heads % call.key_group == 0, "key_group takes a divisor of heads");
+  need(call.value_group >= 1 && call.heads % call.value_group == 0, "value_group takes a divisor of heads");
+  check_options(call.options);
+}
+
+/// Queries, keys and, unless left out, values: there, and of one type.
+void check_inputs(const View& q, const View& k, const View* v) {
+  need(q && k && (v == nullptr || *v), "q, k and v take the address of their first number, and one of them is null");
+  need(q.dtype == k.dtype && (v == nullptr || q.dtype == v->dtype), "q, k and v take one type for all of them");
+}
+
+/// Whether there is anything to do.
+bool check(const Problem& p) {
+  check_size("batch", p.batch, 0, kNone);
+  check_size("tokens", p.tokens, 0, kNone);
+  check_heads(p, remembers_values(p));
+  check_sequences(p);
+  if (!any({p.batch, p.tokens, p.heads})) return false;
+  check_inputs(p.q, p.k, remembers_values(p) ? &p.v : nullptr);
+  return true;
+}
+
+void check_indices(const std::int64_t* indices, std::int64_t batch) {
+  for (std::int64_t b = 0; indices != nullptr && b < batch; ++b) check_size("state_indices", indices[b], 0, kNone);
+}
+
+void check_conv(const ShortConv& c) {
+  check_size("batch", c.batch, 0, kNone);
+  check_size("channels", c.channels, 0, kNone);
+  check_size("width", c.width, 1, kMaxConvWidth);
+  need(c.activation != Activation::sigmoid, "activation takes none or silu");
+  if (c.l2_norm == L2Norm::none) return;
+  check_size("head_dim", c.head_dim, 1, kMaxConvHead);
+  need(c.channels % c.head_dim == 0, "head_dim takes a divisor of channels");
+}
+
+void check_conv_inputs(const ShortConv& c) {
+  need(c.x && c.weight, "x and weight take the address of their first number, and one of them is null");
+}
+
+/// Whether there is anything to do.
+bool check(const ShortConv& c) {
+  check_conv(c);
+  check_size("tokens", c.tokens, 0, kNone);
+  check_sequences(c);
+  if (!any({c.batch, c.tokens, c.channels})) return false;
+  check_conv_inputs(c);
+  return true;
+}
+
+/// Whether there is anything to do.
+bool check(const GatedRmsNorm& n) {
+  check_size("batch", n.batch, 0, kNone);
+  check_size("tokens", n.tokens, 0, kNone);
+  check_size("heads", n.heads, 0, kNone);
+  check_size("dim", n.dim, 1, kMaxNormDim);
+  if (!any({n.batch, n.tokens, n.heads, n.dim})) return false;
+  need(n.x.data != nullptr, "x takes the address of its first number, and is null");
+  return true;
+}
+
+constexpr const char* kNoY = "y takes the address of its first number, and is null";
+constexpr const char* kNoGradientOfY = "d_y takes the address of its first number, and is null";
+
+}  // namespace
+
+void check(const Problem& p, const Outputs& out) {
+  if (!check(p)) return;
+  const Saved& s = out.saved;
+  if (s.x == nullptr && s.norm == nullptr && s.h == nullptr && s.u == nullptr) return;
+  need(!solves(p) || (s.x && s.norm && s.h), "saved takes room for x, norm and h, or for nothing");
+  need(!remembers_values(p) || s.u, "saved takes room for u, or for nothing");
+}
+
+void check(const Problem& p, const Gradients& gradients) {
+  need(!check(p) || gradients.d_o.data != nullptr, "d_o takes the address of its first number, and is null");
+}
+
+void check(const Problem& p, const Saved& saved, const Gradients& gradients) {
+  check(p, gradients);
+  if (!any({p.batch, p.tokens, p.heads})) return;
+  need(!solves(p) || (saved.x && saved.norm && saved.h), "saved takes what forward left in its x, norm and h");
+  need(!remembers_values(p) || saved.u, "saved takes what forward left in its u");
+}
+
+void check(const Step& s) {
+  check_size("batch", s.batch, 0, kNone);
+  check_heads(s, /*values=*/true);
+  if (!any({s.batch, s.heads})) return;
+  check_inputs(s.q, s.k, &s.v);
+  need(s.o && s.h && s.u, "o, h and u take the addresses of their first numbers, and one of them is null");
+  check_indices(s.state_indices, s.batch);
+  for (std::int64_t b = 0; s.iterations != nullptr && b < s.batch; ++b) {
+    check_size("iterations", s.iterations[b], 0, kMostIterations);
+  }
+}
+
+void check(const ShortConv& c, const ShortConvOutputs& out) { need(!check(c) || out.y, kNoY); }
+
+void check(const ShortConv& c, const ShortConvGradients& gradients) {
+  need(!check(c) || gradients.d_y, kNoGradientOfY);
+}
+
+void check(const ShortConvStep& s) {
+  check_conv(s.conv);
+  if (!any({s.conv.batch, s.conv.channels})) return;
+  check_conv_inputs(s.conv);
+  need(s.y.data != nullptr, kNoY);
+  need(s.conv.width == 1 || s.state, "state takes the address of its first number, and is null");
+  check_indices(s.state_indices, s.conv.batch);
+}
+
+void check(const GatedRmsNorm& n, const View& y) { need(!check(n) || y, kNoY); }
+
+void check(const GatedRmsNorm& n, const GatedRmsNormGradients& gradients) {
+  need(!check(n) || gradients.d_y, kNoGradientOfY);
+}
+
+void check(const Executor& executor) {
+  need(executor.threads <= 1 || executor.run, "an executor of several threads takes a function `run`");
+}
+
+}  // namespace gka::kernels
