@@ -4,9 +4,8 @@
 // - A product with a state is summed over all 256 channels, of which a warpgroup has half. So both put their iterate,
 //   rounded to float16, into a tile from which products take it, between two barriers of the block. Each makes all
 //   scores for itself: a sixth of the products is done twice, and nobody waits for another's scores.
-// - H_0 is 128 KB, so there is one buffer for it, and a block has a multiprocessor to itself. The right-hand side,
-// which
-//   would be the last 32 KB, is in registers.
+// - H_0 is 128 KB, so there is one buffer for it, and a block has a multiprocessor to itself. Of the right-hand side's
+//   32 KB a part finds no room, and is in registers.
 // - H_0 comes in blocks of 64 columns that are divided by their own norms (chunk_h.cuh): t is each block's own, and
 //   rows of H_0 are what is summed over.
 #pragma once
