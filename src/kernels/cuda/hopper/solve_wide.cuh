@@ -75,6 +75,7 @@ struct WideSolver {
 #pragma unroll 1
     for (int s = 0; s < D / 16; s += 4) {
       const std::uint64_t block = k_major_step(0, s, kChunk);
+      wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const std::uint64_t step = block + k_major_step(0, i, kChunk);
@@ -87,6 +88,7 @@ struct WideSolver {
 #pragma unroll 1
     for (int s = 0; s < D / 16; s += 4) {
       const std::uint64_t left_block = k_major_step(left, s, kChunk), block = mn_major_step(state, s);
+      wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         mma<false, true, true>(out, k_major_step(left_block, i, kChunk), mn_major_step(block, i), add || s + i > 0);
