@@ -240,6 +240,7 @@ STEP, LOGPROBS = 5e-3, 0.05
 OUTPUTS, GRADIENTS = 5e-3, 1e-2
 
 NARROW = Shape(32, 32, 32)  # of as many channels as USUAL, whose time the rows are to reach
+WIDE = Shape(4, 256, 256)  # likewise; forward alone, with the plain path's backward pass behind it
 CONSTANT, SMALL = ({"ridge_mode": "constant", "ridge": ridge} for ridge in (0.25, 0.02))
 
 WORKS = (
@@ -273,6 +274,9 @@ WORKS = (
     Work("narrow_heads", "32 heads of 32, B4 T4096", OUTPUTS, whole_sequences(4, 4096, NARROW)),
     Work("narrow_heads", "and backward", GRADIENTS, whole_sequences(4, 4096, NARROW, True)),
     Work("narrow_heads", "all chunks refined", GRADIENTS, whole_sequences(4, 4096, NARROW, True, decay=STRONG)),
+    Work("wide_heads", "4 heads of 256, B4 T4096", OUTPUTS, whole_sequences(4, 4096, WIDE)),
+    Work("wide_heads", "and backward on the plain path", GRADIENTS, whole_sequences(4, 4096, WIDE, True)),
+    Work("wide_heads", "all chunks refined", OUTPUTS, whole_sequences(4, 4096, WIDE, decay=STRONG)),
 )
 
 HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]

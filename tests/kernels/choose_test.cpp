@@ -114,6 +114,27 @@ TEST(Choice, AConstantRidgeIsHoppersOnTrialAlone) {
   }
 }
 
+TEST(Choice, WideHeadsAreHoppersForwardOnTrialAlone) {
+  Problem p = usual();
+  p.key_dim = p.value_dim = 256;
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
+  const OnTrial on("wide_heads,keys_part,constant_ridge");
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
+  EXPECT_TRUE(std::string(choose_on(p, usual_gradients()).why).starts_with("the Hopper kernels' backward pass "));
+  EXPECT_FALSE(hopper::keeps_tiles(p));  // either backward pass follows
+  const std::vector<std::function<void(Problem&)>> changes = {
+      [](Problem& of) { of.key_dim = 257; },
+      [](Problem& of) { of.options.part = Part::solve; },
+      [](Problem& of) { of.options.ridge_mode = RidgeMode::constant; },
+  };
+  for (const auto& change : changes) {
+    Problem other = p;
+    change(other);
+    EXPECT_EQ(choose_on(other, Outputs{}).path, Path::plain);
+  }
+}
+
 TEST(Choice, TheKeysPartIsHoppersOnTrialAlone) {
   Problem p = usual();
   p.options.part = Part::solve;

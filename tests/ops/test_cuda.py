@@ -95,6 +95,14 @@ def test_heads_of_32_channels_give_the_answer_of_the_cpu(monkeypatch, path, dtyp
     assert_close(run(on_gpu(case)), run(case), 1e-2)
 
 
+@pytest.mark.parametrize("trial", ["", "wide_heads"])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(256, 256), (160, 40)])
+def test_heads_of_256_channels_give_the_answer_of_the_cpu(monkeypatch, path, key_dim, value_dim, trial):
+    monkeypatch.setenv("GKA_TRIAL", trial)
+    case = make(2, 300, 2, key_dim, value_dim, dtype=torch.bfloat16, gate_dtype=torch.float32, states=2)
+    assert_close(run(on_gpu(case)), run(case), 1e-2)
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_short_prompts_give_the_answer_of_the_cpu(path, tokens):
     # Of a first token the decay fades nothing, and its gradient is 0: nothing to compare with. Nor does its o = Uᵀx

@@ -30,6 +30,12 @@ struct Rule {
   const char* otherwise;
 };
 
+/// Whether the forward pass takes a problem's keys of more than 128 channels.
+inline bool takes_wide(const Problem& p) {
+  return p.key_dim <= kWideSize && p.options.part == Part::both && p.options.ridge_mode == RidgeMode::adaptive &&
+         on_trial(Trial::wide_heads);
+}
+
 inline constexpr Rule kCarried[] = {
     {[](const Problem& p) { return p.q.dtype == DType::bfloat16 || p.q.dtype == DType::float16; },
      "the Hopper kernels take bfloat16 and float16"},
@@ -46,7 +52,8 @@ inline constexpr Rule kCarried[] = {
      },
      "the Hopper kernels take the adaptive ridge only"},
     {[](const Problem& p) { return p.options.decay_keys; }, "the Hopper kernels decay H and U alike"},
-    {[](const Problem& p) { return p.key_dim <= kLargeSize; }, "the Hopper kernels take up to 128 key channels"},
+    {[](const Problem& p) { return p.key_dim <= kLargeSize || takes_wide(p); },
+     "the Hopper kernels take up to 128 key channels"},
     {[](const Problem& p) { return p.options.iterations <= kMostSteps; },
      "the Hopper kernels take up to 64 iterations"},
     {[](const Problem& p) { return p.options.chunk == 0 || p.options.chunk == kChunk; },
@@ -80,6 +87,7 @@ inline const char* why_not_carried(const Problem& p) { return first_broken(kCarr
 /// The same of its backward pass.
 inline const char* why_not_carried(const Problem& p, const Gradients& g) {
   if (const char* why = why_not_carried(p); *why != 0) return why;
+  if (p.key_dim > kLargeSize) return "the Hopper kernels' backward pass takes up to 128 key channels";
   if (p.key_dim % 4 != 0 || (p.options.part == Part::both && p.value_dim % 4 != 0)) {
     return "the Hopper kernels' backward pass takes channels in multiples of 4";
   }

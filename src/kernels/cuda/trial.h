@@ -20,13 +20,14 @@ enum class Trial : std::uint8_t {
   constant_ridge,  // hopper/: RidgeMode::constant with one λ
   keys_part,       // hopper/: Part::solve
   narrow_heads,    // hopper/: heads of 32 channels without padding
+  wide_heads,      // hopper/: more than 128 key channels, forward
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"crowd_step", Trial::crowd_step},         {"grouped_step", Trial::grouped_step},
     {"int8_products", Trial::int8_products},   {"grouped_heads", Trial::grouped_heads},
     {"constant_ridge", Trial::constant_ridge}, {"keys_part", Trial::keys_part},
-    {"narrow_heads", Trial::narrow_heads},
+    {"narrow_heads", Trial::narrow_heads},     {"wide_heads", Trial::wide_heads},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(256)
   for (std::int64_t i = block() * 256 + thread(); i < segments * heads * kNumbers; i += blocks() * 256) {
     const std::int64_t state = i / kNumbers, at = state / heads * 2 * heads + state % heads;
     const int row = static_cast<int>(i % kNumbers / D), column = static_cast<int>(i % D);
-    to[i] = __half2float(tiles.tile(at, D)[bwd::Tile::place(D, row, column)]) * tiles.norm[at];
+    to[i] = __half2float(tiles.tile<D>(at)[bwd::Tile::place(D, row, column)]) * tiles.norm[at];
   }
 }
 

@@ -202,8 +202,9 @@ struct TokenRows {
   static constexpr int kRowsApart = kCount / kUnits, kBlock = kBlockColumns<kColumns>;
   __device__ static int row(int i) { return thread() / kUnits + i * kRowsApart; }
   __device__ static int column() { return thread() % kUnits; }  // in units
-  /// Of unit i in a tile: the rows are multiples of 8 apart, so the swizzle is the same for all.
+  /// Of unit i in a tile. Where the rows are multiples of 8 apart, the swizzle is the same for all.
   __device__ static int place(int i) {
+    if constexpr (kRowsApart % 8 != 0) return unit_at<kBlock>(row(i), column(), kChunk);
     return unit_at<kBlock>(thread() / kUnits, column(), kChunk) + i * kRowsApart * kBlock * 2;
   }
 
@@ -253,19 +254,21 @@ struct TokenRows {
     whole ? fetch_units<true>(from) : fetch_units<false>(from);
   }
 
-  /// Unit i as it is, or 0 where it is not finite; returned is whether that loses anything.
+  /// Unit i as it is, or 0 where it is not finite; returned is whether that loses anything. `kept`: not everybody's is
+  /// wanted.
   template <DType kType>
-  __device__ __forceinline__ bool store_checked(char* tile, int i, float weight) {
+  __device__ __forceinline__ bool store_checked(char* tile, int i, float weight, bool kept = true) {
     const bool fine = all_finite<kType>(unit[i]);
     if (!fine) unit[i] = {};
-    *reinterpret_cast<uint4*>(tile + place(i)) = unit[i];
+    if (kept) *reinterpret_cast<uint4*>(tile + place(i)) = unit[i];
     return !fine && weight != 0;
   }
   /// As store_checked, and times its weight in two parts.
   template <DType kType>
-  __device__ __forceinline__ bool store_weighted(char* hi, char* lo, char* tile, int i, float weight) {
+  __device__ __forceinline__ bool store_weighted(char* hi, char* lo, char* tile, int i, float weight,
+                                                 bool kept = true) {
     constexpr bool kHalf = kType == DType::float16;
-    const bool loses = store_checked<kType>(tile, i, weight);
+    const bool loses = store_checked<kType>(tile, i, weight, kept);
     const std::uint32_t words[4] = {unit[i].x, unit[i].y, unit[i].z, unit[i].w};
     std::uint32_t top[4], rest[4];
 #pragma unroll

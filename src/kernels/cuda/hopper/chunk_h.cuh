@@ -9,6 +9,10 @@
 // `carry_groups` runs along the groups), and then from the state that arrives, this time leaving the state at the start
 // of every chunk where `solve` and `chunk_o` find it. Walking twice is cheaper than writing and reading a state per
 // chunk three times over.
+//
+// A state of 256 rows does not fit a warpgroup's registers: of wide heads a block has 64 columns of H and of U, and the
+// blocks of a head walk by themselves, each with all keys. They know nothing of each other: each leaves its columns
+// divided by their own norm.
 #pragma once
 
 #include "kernels/cuda/hopper/chunk.cuh"
@@ -18,16 +22,45 @@ namespace gka::kernels::cuda::hopper {
 /// States at the start of every chunk, divided by their norms, in float16: tiles of blocks of D rows, so that
 /// one bulk copy brings one in. A state that is zero, or lost (not finite), is a tile of zeros.
 struct ChunkStates {
-  __half* tiles = nullptr;  // [slots, heads, across, D, D]
+  __half* tiles = nullptr;  // [slots, heads, across, D, columns]
   float* norm = nullptr;    // [slots, heads, across]: ‖·‖_F; NaN for a lost one
-  float* trace = nullptr;   // [slots, heads]: of H
+  float* trace = nullptr;   // [slots, heads, across]: of H
   // [slots, heads]: 1 where `chunk_system` has found enough keys beside an outlier, so that the backward pass knows.
   int* ample = nullptr;
-  int across = 1;  // blocks of D columns
+  int across = 1;  // blocks of kStateColumns<D> columns
 
   /// `at`: slot · heads + head.
-  __host__ __device__ __half* tile(std::int64_t at, int dim, int column_block = 0) const {
-    return tiles + (at * across + column_block) * dim * dim;
+  template <int D>
+  __host__ __device__ __half* tile(std::int64_t at, int column_block = 0) const {
+    return tiles + (at * across + column_block) * (D * kStateColumns<D>);
+  }
+};
+
+/// ‖H_0‖_F and tr H_0 of a chunk, and what a block of columns has of that norm: its tile is to be multiplied by that.
+template <int D>
+struct FirstState {
+  float norm, trace, share[kStateBlocks<D>];
+
+  __device__ __forceinline__ FirstState(const ChunkStates& states, std::int64_t at) {
+    if constexpr (kStateBlocks<D> == 1) {
+      norm = states.norm[at], trace = states.trace[at], share[0] = 1;
+    } else {
+      float largest = 0, squares = 0;
+      trace = 0;
+#pragma unroll
+      for (int b = 0; b < kStateBlocks<D>; ++b) {
+        share[b] = states.norm[at * kStateBlocks<D> + b];
+        trace += states.trace[at * kStateBlocks<D> + b];
+        largest = fmaxf(largest, share[b]);
+      }
+      const float by = largest > 0 ? 1 / largest : 0;
+#pragma unroll
+      for (int b = 0; b < kStateBlocks<D>; ++b) squares += (share[b] * by) * (share[b] * by);
+      norm = largest * sqrtf(squares);  // NaN where any block is lost
+      if (squares != squares) norm = squares;
+#pragma unroll
+      for (int b = 0; b < kStateBlocks<D>; ++b) share[b] = squares > 0 ? share[b] * by * rsqrtf(squares) : 0;
+    }
   }
 };
 
@@ -270,17 +303,18 @@ struct State {
     for (int i = 1; i < 4; ++i) value = {join(value.x, room[i].x), join(value.y, room[i].y)};
     return value;
   }
-  /// What this thread has of the diagonal.
-  __device__ __forceinline__ float own_diagonal() {
+  /// What this thread has of the diagonal of H, of which these are all columns, or the so-manieth N of them.
+  __device__ __forceinline__ float own_diagonal(int column_block) {
     // Row 64m + 16w + 8h + l/4 meets column 8i + 2(l%4) + e where i = 8m + 2w + h and e = l/4 − 2(l%4).
     float sum = 0;
     const int e = lane() / 4 - 2 * (lane() % 4), w = thread() % kWarpgroup / 32;
     if (e != 0 && e != 1) return 0;
 #pragma unroll
     for (int m = 0; m < kProducts; ++m) {
+      if (N < D && m != column_block) continue;
 #pragma unroll
       for (int n = 0; n < kBlockColumns<D> / 8; ++n) {
-        const int at = 4 * (8 * m + n) + 2 * (n % 2);
+        const int at = 4 * ((N < D ? 0 : 8 * m) + n) + 2 * (n % 2);
         sum += n / 2 == w ? (e == 0 ? part[m][at] : part[m][at + 1]) : 0;
       }
     }
@@ -297,9 +331,9 @@ struct State {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
   /// ‖state‖_F (NaN where it is not finite) and, of H, its trace. Barriers of the warpgroup.
-  __device__ __forceinline__ float2 measure(bool with_trace, float2 (&room)[2][4]) {
+  __device__ __forceinline__ float2 measure(bool with_trace, int column_block, float2 (&room)[2][4]) {
     const auto plus = [](float a, float b) { return a + b; };
-    const float2 sums = over_group({own_squares(1), with_trace ? own_diagonal() : 0}, room[0], plus);
+    const float2 sums = over_group({own_squares(1), with_trace ? own_diagonal(column_block) : 0}, room[0], plus);
     if (sums.x > 1e-20f && sums.x < 1e20f) return {sqrtf(sums.x), sums.y};
     // Far from 1: the largest number first.
     float top = 0;
@@ -350,21 +384,24 @@ struct State {
   }
 };
 
-/// Two producer warpgroups make tiles, two consumers have H and D columns of U. Registers go where the states are.
+/// Two producer warpgroups make tiles, two consumers have H and D columns of U, or 64 columns of each. Registers go
+/// where the states are.
 inline constexpr int kProducers = 2 * kWarpgroup, kChunkHThreads = kProducers + 2 * kWarpgroup;
 /// Blocks on a multiprocessor.
 template <int D>
-inline constexpr int kChunkHBlocks = by_size<D>(2, 2, 1);
+inline constexpr int kChunkHBlocks = by_size<D>(2, 2, 1, 1);
 template <int D>
-inline constexpr int kProducerRegisters = by_size<D>(56, 56, 80);
+inline constexpr int kProducerRegisters = by_size<D>(56, 56, 80, 88);
 template <int D>
-inline constexpr int kConsumerRegisters = by_size<D>(72, 72, 176);
+inline constexpr int kConsumerRegisters = by_size<D>(72, 72, 176, 168);
 
 /// Shared memory: stages of token tiles (W in two parts, keys, values), and the tiles of both states.
 template <int D, bool kEveryChunk>
 struct ChunkHLayout {
-  static constexpr int kStages = kEveryChunk ? 2 : 3;
-  static constexpr int kTile = kChunk * D * 2, kStage = 4 * kTile, kState = (D < 64 ? 64 : D) * D * 2;
+  static constexpr int kColumns = kStateColumns<D>, kStages = kEveryChunk || kStateBlocks<D> > 1 ? 2 : 3;
+  static constexpr int kTile = kChunk * D * 2, kRight = kChunk * kColumns * 2;
+  static constexpr int kKeys = 2 * kTile, kValues = kKeys + kRight, kStage = kValues + kRight;  // in a stage
+  static constexpr int kState = (D < 64 ? 64 : D) * kColumns * 2;
   static constexpr int kBytes = 1024 + kStages * kStage + (kEveryChunk ? 2 * kState : 0);
 };
 
@@ -422,25 +459,39 @@ __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, 
                                               int across) {
   using Room = ChunkHLayout<D, kEveryChunk>;
   using Rows = TokenRows<D, kProducers>;
+  using ValueRows = TokenRows<Room::kColumns, kProducers>;
+  constexpr bool kInBlocks = kStateBlocks<D> > 1;
   const int heads = heads_of(p);
   Turn<Room::kStages> turn;
   int counted = 0;
   for (int task = own_block(); task < tasks; task += all_blocks()) {
     const GroupTask t = group_task<kEveryChunk>(p, cut, w, task, across);
     if (t.skipped || t.walked <= 0) continue;
-    Rows keys, values;
-    float weight[Rows::kOwn];
+    Rows keys;
+    ValueRows values;
+    float weight[Rows::kOwn], own_weight[kInBlocks ? ValueRows::kOwn : 1];
     float2 fade;
-    const auto source_of = [&](const View& view, std::int64_t group, int i, int columns, int first) {
+    const auto source_of = [&](auto rows, const View& view, std::int64_t group, int i, int columns, int first) {
       const std::int64_t head = kShared ? shared_head(t.head, group) : t.head;
-      return Rows::source(view, chunk_of(t.whole, i), head, columns, first);
+      return decltype(rows)::type::source(view, chunk_of(t.whole, i), head, columns, first);
     };
-    const auto keys_of = [&](int i) { return source_of(p.k, p.key_group, i, static_cast<int>(p.key_dim), 0); };
-    const auto values_of = [&](int i) { return source_of(p.v, p.value_group, i, w.u.columns, t.column_block * D); };
+    const auto keys_of = [&](int i) {
+      return source_of(std::type_identity<Rows>{}, p.k, p.key_group, i, static_cast<int>(p.key_dim), 0);
+    };
+    const auto values_of = [&](int i) {
+      return source_of(std::type_identity<ValueRows>{}, p.v, p.value_group, i, w.u.columns,
+                       t.column_block * Room::kColumns);
+    };
     const auto fetch_weights = [&](int i) {
       const int chunk = t.first_chunk + i * heads;
 #pragma unroll
       for (int n = 0; n < Rows::kOwn; ++n) weight[n] = w.updates.weight[chunk * kChunk + Rows::row(n)];
+      if constexpr (kInBlocks) {
+#pragma unroll
+        for (int n = 0; n < ValueRows::kOwn; ++n) {
+          own_weight[n] = w.updates.weight[chunk * kChunk + ValueRows::row(n)];
+        }
+      }
       fade = w.updates.chunk[chunk];
     };
     keys.template fetch_units<kWhole>(keys_of(0));
@@ -453,17 +504,21 @@ __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, 
       char* const stage = tiles + turn.stage * Room::kStage;
       barrier_wait(&s.empty[turn.stage], turn.parity ^ 1);
       bool lost[2] = {false, false};
-      const auto next_keys = keys_of(next), next_values = values_of(next);
+      const auto next_keys = keys_of(next);
+      const auto next_values = values_of(next);
+      // Of keys in blocks the tile has one.
+      const bool kept = !kInBlocks || Rows::column() / 8 == t.column_block;
+      char* const own_keys = stage + Room::kKeys - (kInBlocks ? t.column_block * Room::kRight : 0);
 #pragma unroll
       for (int n = 0; n < Rows::kOwn; ++n) {
-        lost[0] |=
-            keys.template store_weighted<kType>(stage, stage + Room::kTile, stage + 2 * Room::kTile, n, weight[n]);
+        lost[0] |= keys.template store_weighted<kType>(stage, stage + Room::kTile, own_keys, n, weight[n], kept);
         keys.template fetch_unit<kWhole>(next_keys, n);
       }
       if constexpr (kValues) {
 #pragma unroll
-        for (int n = 0; n < Rows::kOwn; ++n) {
-          lost[1] |= values.template store_checked<kType>(stage + 3 * Room::kTile, n, weight[n]);
+        for (int n = 0; n < ValueRows::kOwn; ++n) {
+          lost[1] |= values.template store_checked<kType>(stage + Room::kValues, n,
+                                                          kInBlocks ? own_weight[kInBlocks ? n : 0] : weight[n]);
           values.template fetch_unit<kWhole>(next_values, n);
         }
       }
@@ -483,16 +538,16 @@ __device__ __forceinline__ void leave_state(State<D, N>& state, const ChunkState
                                             bool with_trace, float unit, char* staged, float2 (&room)[2][4]) {
   const bool leader = thread() % kWarpgroup == 0;
   if (leader) bulk_store_wait();
-  const float2 measured = state.measure(with_trace, room);
+  const float2 measured = state.measure(with_trace, column_block, room);
   const float norm = measured.x;
   const bool usable = norm > 1e-37f && norm < 3e38f;
   usable ? state.put(staged, 1 / norm) : state.put_nothing(staged);
   publish();
   sync_group();
   if (!leader) return;
-  bulk_store(to.tile(at, D, column_block), staged, D * N * 2);
+  bulk_store(to.tile<D>(at, column_block), staged, D * N * 2);
   to.norm[at * to.across + column_block] = usable ? norm * unit : norm <= 1e-37f ? 0 : bits_to_float(0x7fc00000u);
-  if (with_trace) to.trace[at] = measured.y * unit, to.ample[at] = 0;
+  if (with_trace) to.trace[N < D ? at * to.across + column_block : at] = measured.y * unit, to.ample[at] = 0;
 }
 
 /// A warpgroup with a state.
@@ -501,7 +556,8 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
                                               ChunkHShared<ChunkHLayout<D, kEveryChunk>::kStages>& s, int tasks,
                                               int across) {
   using Room = ChunkHLayout<D, kEveryChunk>;
-  constexpr bool kHalf = kType == DType::float16;
+  constexpr bool kHalf = kType == DType::float16, kInBlocks = kStateBlocks<D> > 1;
+  constexpr int N = Room::kColumns;
   const bool of_u = thread() / kWarpgroup == kChunkHThreads / kWarpgroup - 1;
   const Track& track = of_u ? w.u : w.h;
   const int heads = heads_of(p);
@@ -510,12 +566,14 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
   for (int task = own_block(); task < tasks; task += all_blocks()) {
     const GroupTask t = group_task<kEveryChunk>(p, cut, w, task, across);
     if (t.skipped) continue;
-    const bool active = of_u || t.column_block == 0;
-    const int column_block = of_u ? t.column_block : 0, size = track.rows * track.columns;
-    State<D, D> state;
+    const bool active = !kInBlocks ? of_u || t.column_block == 0
+                        : of_u     ? t.column_block * N < track.columns
+                                   : t.column_block < kStateBlocks<D>;
+    const int column_block = kInBlocks || of_u ? t.column_block : 0, size = track.rows * track.columns;
+    State<D, N> state;
     if (kEveryChunk) {
       state.load(track.states + static_cast<std::int64_t>(t.slot) * size, active ? track.rows : 0, track.columns,
-                 column_block * D);
+                 column_block * N);
     } else {
       state.fill(0);
     }
@@ -526,7 +584,7 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
       if (kEveryChunk && active) {
         if (track.saved != nullptr && i % 2 == 0) {
           const std::int64_t segment = (at - t.head) / 2 + t.head;  // · heads + head
-          state.store(track.saved + segment * size, track.rows, track.columns, column_block * D, unit);
+          state.store(track.saved + segment * size, track.rows, track.columns, column_block * N, unit);
         }
         char* const staged = tiles + Room::kStages * Room::kStage + (of_u ? Room::kState : 0);
         leave_state(state, track.chunks, at, column_block, !of_u, unit, staged, s.room[of_u ? 1 : 0]);
@@ -542,9 +600,14 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
       state.hold();
       wgmma_fence();
       const char* const stage = tiles + turn.stage * Room::kStage;
-      const char* const right = stage + (of_u ? 3 : 2) * Room::kTile;
-      state.template add<kHalf>(stage, right);
-      state.template add<kHalf>(stage + Room::kTile, right);
+      const char* const right = stage + (of_u ? Room::kValues : Room::kKeys);
+      if constexpr (kInBlocks && kEveryChunk) {
+#pragma unroll 1  // for the registers of the operands' addresses
+        for (int part = 0; part < 2; ++part) state.template add<kHalf>(stage + part * Room::kTile, right);
+      } else {
+        state.template add<kHalf>(stage, right);
+        state.template add<kHalf>(stage + Room::kTile, right);
+      }
       wgmma_commit();
       wgmma_wait<0>();
       state.hold();
@@ -554,12 +617,19 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
       if (lost) state.fill(bits_to_float(0x7fc00000u));
     }
     if (!kEveryChunk && active) {
-      state.store(track.states + static_cast<std::int64_t>(t.slot) * size, track.rows, track.columns, column_block * D,
+      state.store(track.states + static_cast<std::int64_t>(t.slot) * size, track.rows, track.columns, column_block * N,
                   unit);
       if (!of_u && thread() % kWarpgroup == 0) w.zeta[t.slot] = static_cast<float>(left);
     }
   }
   if (kEveryChunk && thread() % kWarpgroup == 0) bulk_store_finish();
+}
+
+/// Blocks of columns that a group is walked with, where there are values of so many channels.
+template <int D>
+__host__ __device__ constexpr int blocks_across(int values) {
+  const int of_u = (values + kStateColumns<D> - 1) / kStateColumns<D>;
+  return of_u < kStateBlocks<D> && kStateBlocks<D> > 1 ? kStateBlocks<D> : of_u;
 }
 
 /// kValues: else there is no U, and the warpgroup that would have it has nothing to do.
@@ -576,7 +646,7 @@ __global__ void __launch_bounds__(kChunkHThreads, kChunkHBlocks<D>)
     barrier_fence();
   }
   sync();
-  const int across = kValues ? (w.u.columns + D - 1) / D : 1;
+  const int across = kValues ? blocks_across<D>(w.u.columns) : 1;
   const int tasks = static_cast<int>(cut.count(p)) * heads_of(p) * across;
   if (thread() < kProducers) {
     set_registers<kProducerRegisters<D>, false>();

@@ -23,7 +23,7 @@ struct OutputCall {
 
 /// U, keys, values.
 template <int D>
-inline constexpr int kOutputBytes = 1024 + 2 * (D * D + 2 * kChunk * D);
+inline constexpr int kOutputBytes = 1024 + 2 * (D * kStateColumns<D> + kChunk * (D + kStateColumns<D>));
 
 struct OutputShared {
   SystemRows rows;
@@ -167,12 +167,12 @@ __device__ __forceinline__ void write_output(const float (&out)[kColumns / 2], c
 }
 
 template <int D, DType kType>
-__global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 4, 3))
+__global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 4, 3, 2))
     chunk_o(const __grid_constant__ Problem p, Plan plan, const __grid_constant__ OutputCall call) {
   constexpr bool kHalf = kType == DType::float16;
-  constexpr int kHalves = kColumnBlocks<D>, kColumns = kBlockColumns<D>;
+  constexpr int N = kStateColumns<D>, kHalves = kColumnBlocks<N>, kColumns = kBlockColumns<N>;
   __shared__ OutputShared s;
-  char *const u = aligned_tiles(), *const k = u + D * D * 2, *const v = k + kChunk * D * 2;
+  char *const u = aligned_tiles(), *const k = u + D * N * 2, *const v = k + kChunk * D * 2;
   const int width = static_cast<int>(p.value_dim), across = call.states.across;
   const auto scale = static_cast<float>(p.options.scale);
   if (thread() == 0) {
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 4, 3))
   int phase = 0;
   const int heads = heads_of(p), tasks = chunk_tasks(p, plan) * across;
   for (int task = own_block(); task < tasks; task += all_blocks()) {
-    const int column_block = static_cast<int>(task % across), first = column_block * D;
+    const int column_block = static_cast<int>(task % across), first = column_block * N;
     const int at = task / across, head = at % heads;
     const Stretch chunk = tokens_of(plan, at / heads);
     const int len = static_cast<int>(chunk.length);
@@ -192,11 +192,11 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 4, 3))
       const char* const system = call.systems + static_cast<std::int64_t>(at) * SystemLayout<D>::kBytes;
       bulk_load(&s.rows, system + SystemLayout<D>::kRows, sizeof(SystemRows), &s.arrived[2]);
       bulk_load(k, system, SystemLayout<D>::kMask, &s.arrived[1]);
-      bulk_load(u, call.states.tile(at, D, column_block), D * D * 2, &s.arrived[0]);
+      bulk_load(u, call.states.tile<D>(at, column_block), D * N * 2, &s.arrived[0]);
     }
     MixedQueries<D> q;
     q.from = call.z + static_cast<std::int64_t>(at) * (D / 8) * kWarpgroup + thread();
-    TokenRows<D> values;
+    TokenRows<N> values;
     values.fetch(p.v, chunk, value_head(p, head), width, first, call.whole_v);
     q.load(0);
     float by[2] = {scale * call.z_scale[at * kChunk + own_row()], scale * call.z_scale[at * kChunk + own_row() + 8]};

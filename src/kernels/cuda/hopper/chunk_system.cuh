@@ -49,6 +49,31 @@ struct SystemShared {
   __device__ double log_beta(int c) const { return gates.log_beta[c] + 2 * exponent[c] * kLn2; }
 };
 
+/// H_0 in shared memory: all of it, or half of a wide one's blocks of columns at a time, so that a multiprocessor has
+/// room for two blocks of threads.
+template <int D>
+struct HeldState {
+  static constexpr bool kInBlocks = kStateBlocks<D> > 1;
+  static constexpr int kBlocks = kInBlocks ? kStateBlocks<D> / 2 : 1, kBytes = D * kStateColumns<D> * kBlocks * 2;
+  const ChunkStates& states;
+  char* h;
+  std::uint64_t* arrived;
+  int task = 0, phase = 0;  // phase: with blocks, which arrive more than once a chunk
+
+  /// One thread. From a block on.
+  __device__ __forceinline__ void request(int first = 0) { bulk_load(h, states.tile<D>(task, first), kBytes, arrived); }
+  __device__ __forceinline__ void wait() {
+    barrier_wait(arrived, phase);
+    phase ^= 1;
+  }
+  /// Blocks from `first` on in place of those that are there. A barrier.
+  __device__ __forceinline__ void exchange(int first) {
+    sync();
+    if (thread() == 0) request(first);
+    wait();
+  }
+};
+
 /// A sum of e^{2·top}-sized terms: top and the sum over e^{2·top}.
 struct Scaled {
   double top;
@@ -129,29 +154,36 @@ __device__ __forceinline__ void add_pairs(SystemShared& s, const char* k, Share&
 ///   ε_c = 2 β_c (ζ_c η k_cᵀ(H_0/η)k_c + Σ_{j<c} M_jc β_j (k_jᵀk_c)²) + (β_c k_cᵀk_c)²
 /// with the largest term of every sum factored out. In two parts, with a barrier between them: the products, by all.
 template <int D>
-__device__ __forceinline__ void multiply_for_norms(SystemShared& s, const char* h, const char* k, int& phase) {
+__device__ __forceinline__ void multiply_for_norms(SystemShared& s, const FirstState<D>& first, HeldState<D>& held,
+                                                   const char* k, int& phase) {
   constexpr int kBlock = kBlockColumns<D>;
   const std::uint64_t keys = descriptor<kBlock>(k, kChunk);
   float product[2] = {0, 0};
   const int row = opaque(own_row()), first_column = opaque(own_column());
-  barrier_wait(&s.arrived[1], phase);
+  constexpr bool kInBlocks = HeldState<D>::kInBlocks;
+  kInBlocks ? held.wait() : barrier_wait(&s.arrived[1], phase);
 #pragma unroll
   for (int half = 0; half < kColumnBlocks<D>; ++half) {
-    const std::uint64_t state = descriptor<kBlock>(h + half * 64 * 128, D);
+    if (kInBlocks && half == HeldState<D>::kBlocks) held.exchange(half);
+    // H is symmetric: 64 of its rows are as good as 64 columns, unless each of those has a norm of its own.
+    const int at = kInBlocks ? half % HeldState<D>::kBlocks * D : half * 64;
+    const std::uint64_t state = descriptor<kBlock>(held.h + at * 128, D);
     float hk[kBlock / 2];
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < D / 16; ++i) {
-      mma<false, false, true>(hk, k_major_step<kBlock>(keys, i, kChunk), k_major_step<kBlock>(state, i, D), i > 0);
+      const std::uint64_t step = kInBlocks ? mn_major_step<kBlock>(state, i) : k_major_step<kBlock>(state, i, D);
+      mma<false, kInBlocks, true>(hk, k_major_step<kBlock>(keys, i, kChunk), step, i > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
     hold(hk);
 #pragma unroll
     for (int i = 0; i < kBlock / 2; i += 2) {
-      const char* at = k + unit_at<kBlock>(row + (i & 2) * 4, 8 * half + i / 4, kChunk) + first_column * 2;
-      const float2 key = unpack_half(*reinterpret_cast<const std::uint32_t*>(at));
-      product[i / 2 % 2] += hk[i] * key.x + hk[i + 1] * key.y;
+      const char* const of_key = k + unit_at<kBlock>(row + (i & 2) * 4, 8 * half + i / 4, kChunk) + first_column * 2;
+      const float2 key = unpack_half(*reinterpret_cast<const std::uint32_t*>(of_key));
+      const float sum = hk[i] * key.x + hk[i + 1] * key.y;
+      product[i / 2 % 2] += kInBlocks ? first.share[half % kStateBlocks<D>] * sum : sum;
     }
   }
 #pragma unroll
@@ -225,8 +257,10 @@ __device__ __forceinline__ Asked asked_beside_ridge(const Options& options, cons
 template <int D>
 struct Direction {
   static constexpr int kParts = 2 * kWarpgroup / D;
+  static constexpr int kRoom = kStateBlocks<D> > 1 ? 3 : kParts;
   float u[D];
-  float room[kParts][D];           // sums of some of the keys; then (H_0/η) u, and k_c·u of every token
+  // Sums of some of the keys; then (H_0/η) u, and k_c·u of every token; u times the norms of H's blocks of columns.
+  float room[kRoom][D];
   float sums[3][kWarpgroup / 32];  // of warps: |Σk|², uᵀ(H_0/η)u, |(H_0/η)u|²
 
   /// Over the block. A barrier.
@@ -260,10 +294,12 @@ __device__ __forceinline__ float row_times(const char* tile, int rows, int row, 
 /// there are. So where it is, the same is asked of PHP, P = 1 − uuᵀ with u along the sum of the chunk's keys: whatever
 /// u is, PHP has as many keys as its trace over its norm says. Overwrites the norms; barriers of the block.
 template <int D>
-__device__ __forceinline__ bool needs_refining_beside_outlier(SystemShared& s, Direction<D>& along, const char* h,
-                                                              const char* k, float eta, float trace, double log_eta,
-                                                              int length, float least) {
-  static_assert(D <= kWarpgroup);  // a thread is a channel, if there is one for it
+__device__ __forceinline__ bool needs_refining_beside_outlier(SystemShared& s, Direction<D>& along,
+                                                              const FirstState<D>& first, HeldState<D>& held,
+                                                              const char* k, double log_eta, int length, float least) {
+  // A thread is a channel, if there is one for it, or two channels.
+  constexpr int kChannels = D > kWarpgroup ? D / kWarpgroup : 1;
+  const float eta = first.norm, trace = first.trace;
   // What is left of ‖H_0‖² is a difference of numbers of order 1 with eleven bits: less than this is not seen.
   constexpr float kLeastRest = 2e-3f;
   constexpr int kParts = Direction<D>::kParts, kRows = kChunk / kParts;
@@ -281,18 +317,55 @@ __device__ __forceinline__ bool needs_refining_beside_outlier(SystemShared& s, D
     *reinterpret_cast<float2*>(&along.room[part][2 * pair]) = sum;
   }
   sync();
-  float total = 0;
+  float total[kChannels] = {}, u[kChannels], hu[kChannels];
+  const auto dot = [](const float (&a)[kChannels], const float (&b)[kChannels]) {
+    float sum = a[0] * b[0];
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) total += channel ? along.room[part][t] : 0;
-  const float square = along.sum(0, total * total), u = square > 1e-12f ? total * rsqrtf(square) : 0;
-  if (channel) along.u[t] = u;
+    for (int n = 1; n < kChannels; ++n) sum += a[n] * b[n];
+    return sum;
+  };
+#pragma unroll
+  for (int n = 0; n < kChannels; ++n) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) total[n] += channel ? along.room[part][t + n * kWarpgroup] : 0;
+  }
+  const float square = along.sum(0, dot(total, total));
+#pragma unroll
+  for (int n = 0; n < kChannels; ++n) {
+    const int at = t + n * kWarpgroup;
+    u[n] = square > 1e-12f ? total[n] * rsqrtf(square) : 0;
+    if (channel) along.u[at] = u[n];
+    if constexpr (kStateBlocks<D> > 1) {
+      constexpr int kBlocks = kStateBlocks<D> / kChannels;  // of a warpgroup's channels, in order
+      float share = first.share[kBlocks * n];
+#pragma unroll
+      for (int b = 1; b < kBlocks; ++b) share = t / kStateColumns<D> == b ? first.share[kBlocks * n + b] : share;
+      along.room[2][at] = u[n] * share;
+    }
+  }
   sync();
-  const float hu = channel ? row_times<D>(h, D, t, along.u) : 0;
+  if constexpr (HeldState<D>::kInBlocks) {
+    constexpr int kHeld = HeldState<D>::kBlocks * kStateColumns<D>;
+    const auto times_held = [&](int column, int row) {
+      return row_times<kHeld>(held.h, D, row, *reinterpret_cast<const float (*)[kHeld]>(&along.room[2][column]));
+    };
+#pragma unroll
+    for (int n = 0; n < kChannels; ++n) hu[n] = times_held(D - kHeld, t + n * kWarpgroup);  // the last that came
+    held.exchange(0);
+#pragma unroll
+    for (int n = 0; n < kChannels; ++n) hu[n] += times_held(0, t + n * kWarpgroup);
+  } else {
+#pragma unroll
+    for (int n = 0; n < kChannels; ++n) hu[n] = channel ? row_times<D>(held.h, D, t + n * kWarpgroup, along.u) : 0;
+  }
   float (&of_h)[D] = along.room[0];
   float* const shares = along.room[1];  // and in more, where a token has no channel
-  if (channel) of_h[t] = hu;
+#pragma unroll
+  for (int n = 0; n < kChannels; ++n) {
+    if (channel) of_h[t + n * kWarpgroup] = hu[n];
+  }
   if (t < kChunk) shares[t] = row_times<D>(k, kChunk, t, along.u);
-  const float uhu = along.sum(1, u * hu), hu2 = along.sum(2, hu * hu);
+  const float uhu = along.sum(1, dot(u, hu)), hu2 = along.sum(2, dot(hu, hu));
   if (t < kChunk) {
     const float share = shares[t];
     s.quadratic[t] += share * (share * uhu - 2 * row_times<D>(k, kChunk, t, of_h));
@@ -423,7 +496,7 @@ struct ScaledRows {
 };
 
 template <int D>
-inline constexpr int kSystemBytes = 1024 + kChunk * D * 2 + D * D * 2;
+inline constexpr int kSystemBytes = 1024 + kChunk * D * 2 + HeldState<D>::kBytes;
 
 /// What the sums over pairs of tokens are divided by, in logarithms, at token c and (from what is written up to c) at
 /// the one after it.
@@ -562,7 +635,7 @@ __device__ __forceinline__ void leave_rhs(const ScaledRows<D, kType>& b, SystemR
 }
 
 template <int D, DType kType, bool kConstant>
-__global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 5, 4))
+__global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 5, 4, 2))
     chunk_system(const __grid_constant__ Problem p, Plan plan, const ChunkGates* gates, ChunkStates states,
                  double* norm, const __grid_constant__ Schedules schedules, char* systems, bool whole_k, bool q_pairs) {
   __shared__ SystemShared s;
@@ -577,6 +650,7 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 5, 4))
   }
   sync();
   int phase = 0;
+  HeldState<D> held{.states = states, .h = h, .arrived = &s.arrived[1]};
   const int heads = heads_of(p), tasks = chunk_tasks(p, plan);
   for (int task = own_block(); task < tasks; task += all_blocks()) {
     const Stretch chunk = tokens_of(plan, task / heads);
@@ -586,11 +660,13 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 5, 4))
     auto* const rows = reinterpret_cast<SystemRows*>(system + SystemLayout<D>::kRows);
     if (c == 0) rows->chunk = chunk;
     if (len <= 0) continue;
+    held.task = task;
     if (c == 0) {
       bulk_load(&s.gates, gates + task, sizeof(ChunkGates), &s.arrived[0]);
-      bulk_load(h, states.tile(task, D), D * D * 2, &s.arrived[1]);
+      held.request();
     }
-    const float eta = states.norm[task], trace = states.trace[task];
+    const FirstState<D> first(states, task);
+    const float eta = first.norm, trace = first.trace;
     const double log_eta = eta > 0 ? static_cast<double>(logf(eta)) : kLogZero;
     {
       TokenRows<D> keys;
@@ -611,7 +687,7 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 5, 4))
     const std::uint64_t bad = s.gates.bad | s.bad_keys, lost = lost_tokens(s.gates.forgets, bad, eta != eta);
     if (c < kChunk) set_references(s, c, log_eta);
     sync();
-    multiply_for_norms<D>(s, h, k, phase);
+    multiply_for_norms<D>(s, first, held, k, phase);
     phase ^= 1;
     sync();
     ScaledRows<D, kType> b;
@@ -643,7 +719,7 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(5, 5, 4))
     if (c == 0) bulk_store_wait();
     int refined = __syncthreads_or(own.refined) != 0 ? kTwice : kNot;
     if (refined != kNot) {
-      const bool few = needs_refining_beside_outlier(s, along, h, k, eta, trace, log_eta, len, own.least);
+      const bool few = needs_refining_beside_outlier(s, along, first, held, k, log_eta, len, own.least);
       const bool any = __syncthreads_or(few) != 0, everywhere = __syncthreads_or(own.everywhere) != 0;
       refined = !any ? kNot : everywhere ? kEverywhere : kTwice;
       if (c == 0 && !any) states.ample[task] = 1;

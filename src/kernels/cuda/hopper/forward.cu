@@ -3,6 +3,7 @@
 #include "kernels/cuda/hopper/forward.cuh"
 
 #include "kernels/cuda/hopper/hopper.h"
+#include "kernels/cuda/hopper/solve_wide.cuh"
 
 namespace gka::kernels::cuda::hopper {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 /// always cut in the same way.
 template <int D>
 int segments_per_group(const Problem& p) {
-  constexpr std::int64_t kBusy = 128 * kChunkHBlocks<D>;
+  constexpr std::int64_t kBusy = 128 * kChunkHBlocks<D> / kStateBlocks<D>;
   int per_group = 1;
   while (per_group < 32 && segments_of(p) * p.heads / (2 * per_group) >= kBusy) per_group *= 2;
   return per_group;
@@ -31,6 +32,17 @@ char* start_systems(const Problem& p, const Plan& plan, const ChunkGates* gates,
     });
   });
   return systems;
+}
+
+/// As start_solve.
+void start_wide_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
+                      const Device& device, const char* systems) {
+  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
+  if (p.batch * p.tokens * p.heads == 0) return;
+  constexpr int kBytes = WideLayout::kBytes;
+  const std::int64_t blocks = blocks_of_chunks(solve_wide, p, kBytes, device, kWideThreads);
+  auto* const parked = allocate<float4>(device, blocks * kWideGroups * kParked<kWideColumns>);
+  start<kWideThreads>(solve_wide, blocks, kBytes, device, p, plan, states, call, schedules, systems, parked);
 }
 
 /// x = σ x̃, the keys' part's answer.
@@ -80,9 +92,9 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
     call.h.chunks = kept.h;
     call.u.chunks = kept.u;
   } else {
-    call.h.chunks = room_for_states<D>(p, device, 1);
+    call.h.chunks = room_for_states<D>(p, device, kStateBlocks<D>);
     call.h.saved = static_cast<float*>(out.saved.h);
-    if (values) call.u.chunks = room_for_states<D>(p, device, (width + D - 1) / D);
+    if (values) call.u.chunks = room_for_states<D>(p, device, (width + kStateColumns<D> - 1) / kStateColumns<D>);
     call.u.saved = static_cast<float*>(out.saved.u);
   }
   start_chunk_h<D, true>(p, cut, call, device);
@@ -94,7 +106,11 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
                           .z = allocate<uint4>(device, slots * D / 8 * kWarpgroup),
                           .z_scale = allocate<float>(device, slots * kChunk),
                           .certainty = out.report.certainty};
-  start_solve<D, true>(p, cut.plan, call.h.chunks, queries, device, systems);
+  if constexpr (D == kWideSize) {
+    start_wide_solve(p, cut.plan, call.h.chunks, queries, device, systems);
+  } else {
+    start_solve<D, true>(p, cut.plan, call.h.chunks, queries, device, systems);
+  }
   if (!values) {
     start<256>(write_x, (per_token * dim + 255) / 256, 0, device, p, queries.x, norm, out.o);
     return;
@@ -117,6 +133,7 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
 void forward(const Problem& p, const Outputs& out, const Device& device) {
   const CurrentDevice current(device.index);
   const Problem own = without_values(p);
+  if (own.key_dim > kLargeSize) return forward_as<kWideSize>(own, out, device);
   with_size(own, is_narrow(own), [&](auto size) { forward_as<decltype(size)::value>(own, out, device); });
 }
 

@@ -34,7 +34,7 @@ inline bool is_narrow(const Problem& p) {
          p.options.ridge_mode == RidgeMode::adaptive && on_trial(Trial::narrow_heads);
 }
 
-/// Calls body with the D of the problem, unless it is narrow, as a compile-time constant.
+/// Calls body with the D of the problem, unless it is narrow or wide, as a compile-time constant.
 template <typename Body>
 void with_padded_size(const Problem& p, Body&& body) {
   if (size_for(p.key_dim, p.value_dim) == kSmallSize) {
@@ -52,11 +52,12 @@ void with_size(const Problem& p, bool narrow, Body&& body) {
   }
 }
 
-/// Calls body with a flag as a compile-time constant; for narrow heads with what `is_narrow` asks of it.
-template <int D, bool kOfNarrow, typename Body>
+/// Calls body with a flag as a compile-time constant; for narrow and wide heads with what `is_narrow`, and
+/// `takes_wide` of choose.h, ask of it.
+template <int D, bool kOfTrial, typename Body>
 void with_known(bool flag, Body&& body) {
-  if constexpr (D == kNarrowSize) {
-    body(std::bool_constant<kOfNarrow>{});
+  if constexpr (D == kNarrowSize || D == kWideSize) {
+    body(std::bool_constant<kOfTrial>{});
   } else if (flag) {
     body(std::true_type{});
   } else {
@@ -82,13 +83,13 @@ inline Problem without_values(Problem p) {
   return p;
 }
 
-/// Room for the states of `across` blocks of D columns at the start of every chunk.
+/// Room for the states of `across` blocks of kStateColumns<D> columns at the start of every chunk.
 template <int D>
 ChunkStates room_for_states(const Problem& p, const Device& device, int across) {
   const std::int64_t slots = slots_of(p);
-  return {.tiles = allocate<__half>(device, slots * across * D * D),
+  return {.tiles = allocate<__half>(device, slots * across * D * kStateColumns<D>),
           .norm = allocate<float>(device, slots * across),
-          .trace = allocate<float>(device, slots),
+          .trace = allocate<float>(device, slots * kStateBlocks<D>),
           .ample = allocate<int>(device, slots),
           .across = across};
 }
@@ -136,7 +137,7 @@ void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, con
     with_values<D>(p, [&](auto values) {
       constexpr DType kType = decltype(type)::type;
       constexpr bool kValues = decltype(values)::value;
-      const std::int64_t across = kValues ? (p.value_dim + D - 1) / D : 1;
+      const std::int64_t across = kValues ? blocks_across<D>(static_cast<int>(p.value_dim)) : 1;
       // Keys alone always ask for the group: an instance less to compile.
       start<kChunkHThreads>(
           shared ? chunk_h<D, kEveryChunk, kType, kValues, true> : chunk_h<D, kEveryChunk, kType, kValues, !kValues>,
@@ -147,8 +148,9 @@ void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, con
 
 /// How many blocks share the chunks of all heads.
 template <typename Kernel>
-std::int64_t blocks_of_chunks(Kernel kernel, const Problem& p, int shared_bytes, const Device& device) {
-  return blocks_for_heads(blocks_of(kernel, slots_of(p), shared_bytes, device.index), slots_of(p), p.heads);
+std::int64_t blocks_of_chunks(Kernel kernel, const Problem& p, int shared_bytes, const Device& device,
+                              int threads = kWarpgroup) {
+  return blocks_for_heads(blocks_of(kernel, slots_of(p), shared_bytes, device.index, threads), slots_of(p), p.heads);
 }
 
 /// x for the right-hand side that the systems hold (and the call, for residuals).

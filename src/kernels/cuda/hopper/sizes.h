@@ -1,5 +1,6 @@
 // The sizes that the Hopper kernels are compiled for: D key channels, and D value channels at a time, with D of 64 or
-// 128, and on trial (narrow_heads) of 32. Other problems are padded to one of them; which, is said here.
+// 128, and on trial (narrow_heads, wide_heads) of 32 and of 256. Other problems are padded to one of them; which, is
+// said here.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 namespace gka::kernels::cuda::hopper {
 
 inline constexpr int kChunk = 64;  // tokens of a chunk
-inline constexpr int kNarrowSize = 32, kSmallSize = 64, kLargeSize = 128;
+inline constexpr int kNarrowSize = 32, kSmallSize = 64, kLargeSize = 128, kWideSize = 256;
 
 /// Tiles of D columns are blocks of at most 64, one behind the other: columns of a block, and how many there are.
 template <int D>
@@ -15,13 +16,25 @@ inline constexpr int kBlockColumns = D < 64 ? D : 64;
 template <int D>
 inline constexpr int kColumnBlocks = D / kBlockColumns<D>;
 
+/// The columns of a state that a block of threads has, and how many such blocks H has: one, unless it is wide. Value
+/// channels are taken as many at a time.
+template <int D>
+inline constexpr int kStateColumns = D == kWideSize ? 64 : D;
+template <int D>
+inline constexpr int kStateBlocks = D / kStateColumns<D>;
+
 /// A number for each size, as blocks on a multiprocessor.
 template <int D>
+constexpr int by_size(int narrow, int small, int large, int wide) {
+  return D == kNarrowSize ? narrow : D == kSmallSize ? small : D == kLargeSize ? large : wide;
+}
+template <int D>
 constexpr int by_size(int narrow, int small, int large) {
-  return D == kNarrowSize ? narrow : D == kSmallSize ? small : large;
+  static_assert(D != kWideSize);
+  return by_size<D>(narrow, small, large, 0);
 }
 
-/// The D of a problem that is not narrow. More value channels than that are taken block by block.
+/// The D of a problem that is neither narrow nor wide. More value channels than that are taken block by block.
 constexpr int size_for(std::int64_t key_dim, std::int64_t value_dim) {
   return key_dim <= kSmallSize && value_dim <= kSmallSize ? kSmallSize : kLargeSize;
 }

@@ -135,6 +135,52 @@ struct RowSchedules {
   }
 };
 
+/// Scores times m, in float16; `mask` is this thread's part of m.
+__device__ __forceinline__ void multiply_mask(const float (&scores)[32], const uint4* mask,
+                                              std::uint32_t (&masked)[16]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint4 m = mask[i * kWarpgroup];
+    const std::uint32_t words[4] = {m.x, m.y, m.z, m.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      masked[4 * i + w] = multiply_half(pack_half(scores[8 * i + 2 * w], scores[8 * i + 2 * w + 1]), words[w]);
+    }
+  }
+}
+/// Scores times m in two float16 parts; `exact_mask(i)`: m at score i.
+template <typename Mask>
+__device__ __forceinline__ void multiply_exact_mask(const float (&scores)[32], Mask&& exact_mask,
+                                                    std::uint32_t (&masked)[16], std::uint32_t (&rest)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 m = exact_mask(2 * i);
+    const float first = m.x * scores[2 * i], second = m.y * scores[2 * i + 1];
+    masked[i] = pack_half(first, second);
+    rest[i] = pack_half_rest(first, second, masked[i]);
+  }
+}
+
+/// u2 ← ξ_i but for the masked scores, from u2 = what the state's product was added to and u1 = ξ_{i-1}. `rhs`: this
+/// thread's values of b.
+template <int D, typename Weight, typename Rhs, typename T>
+__device__ __forceinline__ void add_iterate(float (&u2)[D / 2], const float (&u1)[D / 2], const Rhs& rhs,
+                                            const Weight& a, const Weight& q, T&& t_at) {
+#pragma unroll
+  for (int i = 0; i < D / 16; ++i) {
+    const uint4 r = rhs[i * kWarpgroup];
+    const std::uint32_t words[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const int at = 8 * i + 2 * w;
+      const float2 b_at = unpack_half(words[w]);
+      const float of_u = of_row(a, w % 2), of_b = of_row(q, w % 2);
+      u2[at] = t_at(at) * u2[at] + (of_u * u1[at] + of_b * b_at.x);
+      u2[at + 1] = t_at(at) * u2[at + 1] + (of_u * u1[at + 1] + of_b * b_at.y);
+    }
+  }
+}
+
 /// One chunk's solve: what a thread keeps beside the iterates.
 template <int D>
 struct ChunkSolver {
@@ -143,6 +189,8 @@ struct ChunkSolver {
   uint4* rhs;   // this thread's values of b in accumulator order: [D/16] of 16 bytes, kWarpgroup apart
   uint4* mask;  // and of m: [4]
   float t[2], inverse_t[2];
+
+  __device__ __forceinline__ float t_at(int n) const { return t[n / 2 % 2]; }
 
   /// u2 ← ξ_i from u1 = ξ_{i-1} and u2 = ξ_{i-2}, all over their g.
   template <typename Weight>
@@ -168,30 +216,10 @@ struct ChunkSolver {
     wgmma_wait<1>();
     hold(scores);
     std::uint32_t masked[16];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint4 m = mask[i * kWarpgroup];
-      const std::uint32_t words[4] = {m.x, m.y, m.z, m.w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        masked[4 * i + w] = multiply_half(pack_half(scores[8 * i + 2 * w], scores[8 * i + 2 * w + 1]), words[w]);
-      }
-    }
+    multiply_mask(scores, mask, masked);
     wgmma_wait<0>();
     hold(u2);
-#pragma unroll
-    for (int i = 0; i < D / 16; ++i) {
-      const uint4 r = rhs[i * kWarpgroup];
-      const std::uint32_t words[4] = {r.x, r.y, r.z, r.w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const int at = 8 * i + 2 * w;
-        const float2 b_at = unpack_half(words[w]);
-        const float of_u = of_row(a, w % 2), of_b = of_row(q, w % 2);
-        u2[at] = t[w % 2] * u2[at] + (of_u * u1[at] + of_b * b_at.x);
-        u2[at + 1] = t[w % 2] * u2[at + 1] + (of_u * u1[at + 1] + of_b * b_at.y);
-      }
-    }
+    add_iterate<D>(u2, u1, rhs, a, q, [&](int n) { return t_at(n); });
     hold(u2);
     wgmma_fence();
 #pragma unroll
@@ -227,7 +255,6 @@ struct ChunkSolver {
   }
 
   /// out ← H̃ u with u and the scores in two parts; `finish()` is called before the masked part is added.
-  /// `exact_mask(i)`: m at score i.
   template <typename Mask, typename Finish>
   __device__ __forceinline__ void apply_exactly(const float (&u)[D / 2], float (&out)[D / 2], Mask&& exact_mask,
                                                 Finish&& finish) const {
@@ -259,13 +286,7 @@ struct ChunkSolver {
       hold(scores);
     }
     std::uint32_t masked[16], rest[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float2 m = exact_mask(2 * i);
-      const float first = m.x * scores[2 * i], second = m.y * scores[2 * i + 1];
-      masked[i] = pack_half(first, second);
-      rest[i] = pack_half_rest(first, second, masked[i]);
-    }
+    multiply_exact_mask(scores, exact_mask, masked, rest);
     finish();
     hold(out);
     wgmma_fence();
@@ -287,15 +308,13 @@ struct Parked {
   float4 *x, *before;
   uint4* rhs;
 
-  __device__ __forceinline__ explicit Parked(float4* of_block)
-      : x(of_block + thread()),
-        before(x + D / 8 * kWarpgroup),
-        rhs(reinterpret_cast<uint4*>(before + D / 8 * kWarpgroup)) {}
+  __device__ __forceinline__ explicit Parked(float4* of_group, int own = thread())
+      : x(of_group + own), before(x + D / 8 * kWarpgroup), rhs(reinterpret_cast<uint4*>(before + D / 8 * kWarpgroup)) {}
 };
 
 /// ξ_0 = start · b in u1, nothing in u2; of refined chunks b is needed again.
-template <int D, typename Weight>
-__device__ __forceinline__ void start_iterates(float (&u1)[D / 2], float (&u2)[D / 2], const uint4* rhs, Weight start,
+template <int D, typename Rhs, typename Weight>
+__device__ __forceinline__ void start_iterates(float (&u1)[D / 2], float (&u2)[D / 2], const Rhs& rhs, Weight start,
                                                bool refined, const Parked<D>& parked) {
 #pragma unroll
   for (int n = 0; n < D / 2; n += 8) {
@@ -348,15 +367,15 @@ __device__ __forceinline__ void park_iterates(float (&u1)[D / 2], float (&u2)[D 
 }
 
 /// u2 ← −(b − (H̃ + a) u1), times pace.
-template <int D, typename Paces>
-__device__ __forceinline__ void find_residual(const ChunkSolver<D>& solver, float (&u1)[D / 2], float (&u2)[D / 2],
+template <int D, typename Solver, typename Paces>
+__device__ __forceinline__ void find_residual(const Solver& solver, float (&u1)[D / 2], float (&u2)[D / 2],
                                               const Paces& schedule, const SystemRows& rows, const SolveCall& call,
                                               std::int64_t head, int dim, bool rhs_pairs, const Parked<D>& parked) {
   const auto exact_mask = [&](int n) { return mask_at(rows.row, rows.column, rows.from, n); };
   solver.apply_exactly(u1, u2, exact_mask, [&] {
     const auto by = negative(schedule.pace);
     const auto add = [&](int n, const float2& b) {
-      const float t = solver.t[n / 2 % 2];
+      const float t = solver.t_at(n);
       u2[n] = t * u2[n] + (of_row(schedule.ridge, n / 2 % 2) * u1[n] + of_row(by, n / 2 % 2) * b.x);
       u2[n + 1] = t * u2[n + 1] + (of_row(schedule.ridge, n / 2 % 2) * u1[n + 1] + of_row(by, n / 2 % 2) * b.y);
     };
@@ -376,9 +395,9 @@ __device__ __forceinline__ void find_residual(const ChunkSolver<D>& solver, floa
 }
 
 /// The residual becomes the right-hand side, and the step without a product the first iterate of the next stage.
-template <int D, typename Paces, typename At>
+template <int D, typename Paces, typename At, typename Rhs>
 __device__ __forceinline__ void start_stage(float (&u1)[D / 2], float (&u2)[D / 2], const Paces& schedule, const At& at,
-                                            uint4* rhs, const Parked<D>& parked) {
+                                            Rhs&& rhs, const Parked<D>& parked) {
 #pragma unroll
   for (int n = 0; n < D / 2; n += 8) {
     const float4 rest[2] = {parked.before[n / 4 * kWarpgroup], parked.before[(n / 4 + 1) * kWarpgroup]};
@@ -434,10 +453,16 @@ __device__ __forceinline__ void each_of_query(const uint4* query, Body&& body) {
   }
 }
 
-/// 1 − q·ρx̃/‖q‖² of this thread's rows, `to` those of the chunk's tokens, `heads` apart.
-template <int D, typename Weight>
+/// What a row comes to where a warpgroup has all of it.
+struct WholeRow {
+  __device__ __forceinline__ float operator()(int, float value) const { return value; }
+};
+
+/// 1 − q·ρx̃/‖q‖² of this thread's rows, `to` those of the chunk's tokens, `heads` apart. sum(row, …): over all who have
+/// a part of the row.
+template <int D, typename Weight, typename Sum = WholeRow>
 __device__ __forceinline__ void write_certainty(const float (&u1)[D / 2], const SystemRows& rows, const uint4* query,
-                                                Weight ridge, double* to, std::int64_t heads) {
+                                                Weight ridge, double* to, std::int64_t heads, Sum&& sum = {}) {
   float dots[2] = {0, 0}, squares[2] = {0, 0};
   each_of_query<D>(query, [&](int at, int half, float2 q) {
     dots[half] += q.x * u1[at] + q.y * u1[at + 1];
@@ -446,7 +471,8 @@ __device__ __forceinline__ void write_certainty(const float (&u1)[D / 2], const 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int c = own_row() + 8 * i;
-    const float by = rows.factor[c], dot = add_quad(dots[i]), square = add_quad(squares[i]) * rows.unscale[c];
+    const float by = rows.factor[c], dot = sum(c, add_quad(dots[i]));
+    const float square = sum(c, add_quad(squares[i])) * rows.unscale[c];
     if (lane() % 4 == 0 && c < rows.chunk.length) {
       to[c * heads] =
           by != by ? by : certainty_of(by, of_row(ridge, i) * static_cast<double>(dot), static_cast<double>(square));
@@ -468,10 +494,10 @@ __device__ __forceinline__ void mix_with_query(float (&u1)[D / 2], float (&top)[
   });
 }
 
-/// z as `chunk_o` reads it.
-template <int D>
+/// z as `chunk_o` reads it: D of its kWhole columns, from `first` on.
+template <int D, int kWhole = D>
 __device__ __forceinline__ void store_z(const float (&u1)[D / 2], const float (&top)[2], bool refined,
-                                        const SolveCall& call, std::int64_t task) {
+                                        const SolveCall& call, std::int64_t task, int first = 0, int own = thread()) {
   float scale[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -479,7 +505,7 @@ __device__ __forceinline__ void store_z(const float (&u1)[D / 2], const float (&
     scale[i] = row.scale;
     if (lane() % 4 == 0) call.z_scale[task * kChunk + own_row() + 8 * i] = row.unscale;
   }
-  uint4* const z = call.z + task * (D / 8) * kWarpgroup + thread();
+  uint4* const z = call.z + task * (kWhole / 8) * kWarpgroup + first / 16 * kWarpgroup + own;
 #pragma unroll
   for (int n = 0; n < D / 2; n += 8) {
     std::uint32_t words[4], rest_words[4];
@@ -491,7 +517,7 @@ __device__ __forceinline__ void store_z(const float (&u1)[D / 2], const float (&
     }
     z[n / 8 * kWarpgroup] = {words[0], words[1], words[2], words[3]};
     if (refined) {
-      z[(n / 8 + D / 16) * kWarpgroup] = {rest_words[0], rest_words[1], rest_words[2], rest_words[3]};
+      z[(n / 8 + kWhole / 16) * kWarpgroup] = {rest_words[0], rest_words[1], rest_words[2], rest_words[3]};
     }
   }
 }
@@ -542,7 +568,7 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
   const Parked<D> own(parked + block() * kParked<D>);
   const std::int64_t tasks = 2 * plan.count(p) * p.heads;
   const auto request_state = [&](std::int64_t of, int which) {
-    bulk_load(tiles + which * kRoom, states.tile(of, D), kState, &arrived[which]);
+    bulk_load(tiles + which * kRoom, states.tile<D>(of), kState, &arrived[which]);
   };
   const auto request_keys = [&](std::int64_t of) {
     bulk_load(k, systems + of * SystemLayout<D>::kBytes, SystemLayout<D>::kRhs, &arrived[2]);
