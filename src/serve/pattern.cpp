@@ -11,7 +11,7 @@
 namespace gka::serve {
 namespace {
 
-constexpr std::size_t kMostNodes = 20'000, kMostStates = 4096, kMostWork = 40'000'000;
+constexpr std::size_t kMostNodes = 100'000;
 constexpr std::uint32_t kMostRepeats = 1000;
 constexpr int kDeepest = 50;  // of groups
 constexpr std::uint32_t kLastCharacter = 0x10FFFF;
@@ -382,7 +382,7 @@ using Places = std::vector<std::uint32_t>;
 
 class Walker {
  public:
-  explicit Walker(const std::vector<Node>& nodes) : nodes_(nodes), seen_(nodes.size(), 0) {}
+  Walker(const std::vector<Node>& nodes, std::size_t& work) : nodes_(nodes), seen_(nodes.size(), 0), work_(work) {}
 
   /// All that can be reached without a byte. `begin`, `end`: whether the text begins, or ends, here.
   Places closed(Places from, bool begin, bool end) {
@@ -392,7 +392,7 @@ class Walker {
       const auto at = from.back();
       from.pop_back();
       if (std::exchange(seen_[at], round_) == round_) continue;
-      if ((work_ += 1 + nodes_[at].next.size()) > kMostWork) refuse("is too large");
+      spend(1 + nodes_[at].next.size());
       using Kind = Node::Kind;
       const auto kind = nodes_[at].kind;
       if (kind != Kind::split) out.push_back(at);
@@ -414,7 +414,7 @@ class Walker {
     for (const auto at : places) {
       const auto& node = nodes_[at];
       if (node.kind != Node::Kind::bytes) continue;
-      if ((work_ += node.high - node.low + 1U) > kMostWork) refuse("is too large");
+      spend(node.high - node.low + 1U);
       for (unsigned byte = node.low; byte <= node.high; ++byte) to[byte].push_back(node.next[0]);
     }
     std::map<Places, std::vector<unsigned char>> by_places;
@@ -425,17 +425,22 @@ class Walker {
   }
 
  private:
+  void spend(std::size_t looks) {
+    if (looks > work_) refuse("is too large");
+    work_ -= looks;
+  }
+
   const std::vector<Node>& nodes_;
   std::vector<std::uint32_t> seen_;
   std::uint32_t round_ = 0;
-  std::size_t work_ = 0;
+  std::size_t& work_;
 };
 
 bool starts_character(unsigned byte) { return (byte & 0xC0U) != 0x80U; }
 
 }  // namespace
 
-std::shared_ptr<const Pattern> Pattern::compile(std::string_view expression) {
+std::shared_ptr<const Pattern> Pattern::compile(std::string_view expression, Budget& budget) {
   Builder builder;
   const auto anything = [&] {  // what an expression does not hold on to may stand before and after it
     const auto one = builder.character({{0, kLastCharacter}});
@@ -448,14 +453,15 @@ std::shared_ptr<const Pattern> Pattern::compile(std::string_view expression) {
   const auto whole = builder.then(builder.then(before, Reader(expression, builder).read()), anything());
   builder.link(whole.out, builder.add({.kind = Node::Kind::match}));
 
-  Walker walker(builder.nodes);
+  Walker walker(builder.nodes, budget.work);
   auto pattern = std::make_shared<Pattern>();
   std::map<std::pair<Places, bool>, std::uint32_t> numbers;
   std::deque<std::pair<Places, bool>> waiting;
   const auto number_of = [&](Places places, bool begin) {
     const auto [found, fresh] = numbers.emplace(std::pair(places, begin), static_cast<std::uint32_t>(numbers.size()));
     if (fresh) {
-      if (numbers.size() > kMostStates) refuse("is too large");
+      if (budget.states == 0) refuse("is too large");
+      --budget.states;
       waiting.emplace_back(std::move(places), begin);
     }
     return found->second;

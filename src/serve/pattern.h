@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -17,8 +18,13 @@ class Pattern {
  public:
   static constexpr std::uint32_t kStart = 0, kNowhere = UINT32_MAX, kAny = UINT32_MAX;
 
+  /// What all patterns of a schema may take together, so that no request holds the server up: of a machine's states
+  /// (each is a kilobyte), and of looks at its nodes while it is made (some ten million a second).
+  struct Budget {
+    std::size_t states = 16'384, work = 5'000'000;
+  };
   /// Throws std::invalid_argument with what is wrong with it, as in "has a look-ahead".
-  static std::shared_ptr<const Pattern> compile(std::string_view expression);
+  static std::shared_ptr<const Pattern> compile(std::string_view expression, Budget& budget);
 
   /// Where a byte leads; kNowhere: nothing that begins so can match.
   std::uint32_t step(std::uint32_t at, unsigned char byte) const { return states_[at].next[byte]; }

@@ -316,7 +316,7 @@ class SchemaReader {
     auto& pattern = patterns_[expression];
     if (pattern) return pattern;
     try {
-      pattern = Pattern::compile(expression);
+      pattern = Pattern::compile(expression, budget_);
     } catch (const std::invalid_argument& wrong) {
       throw problem("has the pattern " + dumped(expression).substr(0, 60) + ", which " + wrong.what());
     }
@@ -410,6 +410,7 @@ class SchemaReader {
   std::map<std::string, std::shared_ptr<Form>> links_;
   std::vector<FormPtr> targets_;
   std::map<std::string, std::shared_ptr<const Pattern>> patterns_;
+  Pattern::Budget budget_;
   std::size_t forms_ = 0;
 };
 

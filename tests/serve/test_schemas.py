@@ -138,6 +138,10 @@ def test_a_pattern_matches_what_python_says_it_matches(server, seed):
         ({"type": "string", "pattern": "(a"}, "without its )"),
         ({"type": "string", "pattern": "(x{1000}){1000}"}, "is too large"),
         ({"type": "string", "pattern": "(.*a.{9}){9}"}, "is too large"),
+        (  # each would do, and they have one budget
+            {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"a[ab]{{9}}{n}"} for n in range(99)}},
+            "is too large",
+        ),
         ({"type": "string", "pattern": "^ab$", "minLength": 3}, "no text of the length"),
         ({"type": "integer", "minimum": 2, "maximum": 1}, "leave no number"),
         ({"type": "array", "minItems": 2, "maxItems": 1}, "minItems above its maxItems"),
