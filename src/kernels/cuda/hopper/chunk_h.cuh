@@ -390,10 +390,10 @@ inline constexpr int kProducers = 2 * kWarpgroup, kChunkHThreads = kProducers + 
 /// Blocks on a multiprocessor.
 template <int D>
 inline constexpr int kChunkHBlocks = by_size<D>(2, 2, 1, 1);
-template <int D>
-inline constexpr int kProducerRegisters = by_size<D>(56, 56, 80, 88);
-template <int D>
-inline constexpr int kConsumerRegisters = by_size<D>(72, 72, 176, 168);
+template <int D, bool kEveryChunk>
+inline constexpr int kProducerRegisters = by_size<D>(56, 56, 80, kEveryChunk ? 80 : 96);
+template <int D, bool kEveryChunk>
+inline constexpr int kConsumerRegisters = by_size<D>(72, 72, 176, kEveryChunk ? 176 : 160);
 
 /// Shared memory: stages of token tiles (W in two parts, keys, values), and the tiles of both states.
 template <int D, bool kEveryChunk>
@@ -469,7 +469,8 @@ __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, 
     if (t.skipped || t.walked <= 0) continue;
     Rows keys;
     ValueRows values;
-    float weight[Rows::kOwn], own_weight[kInBlocks ? ValueRows::kOwn : 1];
+    // Of wide heads a warp has rows of keys as a whole: a lane has the weight of one of them, for all.
+    float weight[kInBlocks ? 1 : Rows::kOwn], own_weight[kInBlocks ? ValueRows::kOwn : 1];
     float2 fade;
     const auto source_of = [&](auto rows, const View& view, std::int64_t group, int i, int columns, int first) {
       const std::int64_t head = kShared ? shared_head(t.head, group) : t.head;
@@ -484,19 +485,26 @@ __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, 
     };
     const auto fetch_weights = [&](int i) {
       const int chunk = t.first_chunk + i * heads;
-#pragma unroll
-      for (int n = 0; n < Rows::kOwn; ++n) weight[n] = w.updates.weight[chunk * kChunk + Rows::row(n)];
       if constexpr (kInBlocks) {
+        static_assert(Rows::kUnits == 32 && Rows::kOwn <= 32);
+        weight[0] = w.updates.weight[chunk * kChunk + Rows::row(lane() % Rows::kOwn)];
 #pragma unroll
         for (int n = 0; n < ValueRows::kOwn; ++n) {
           own_weight[n] = w.updates.weight[chunk * kChunk + ValueRows::row(n)];
         }
+      } else {
+#pragma unroll
+        for (int n = 0; n < Rows::kOwn; ++n) weight[n] = w.updates.weight[chunk * kChunk + Rows::row(n)];
       }
       fade = w.updates.chunk[chunk];
     };
     keys.template fetch_units<kWhole>(keys_of(0));
     if constexpr (kValues) values.template fetch_units<kWhole>(values_of(0));
     fetch_weights(0);
+    const auto weight_of = [&](int n) {
+      if constexpr (kInBlocks) return __shfl_sync(0xffffffffu, weight[0], n);
+      return weight[kInBlocks ? 0 : n];
+    };
 #pragma unroll 1
     for (int i = 0; i < t.walked; ++i, turn.next()) {
       const int next = i + 1 < t.walked ? i + 1 : i;
@@ -511,14 +519,14 @@ __device__ __forceinline__ void produce_tiles(const Problem& p, const Cut& cut, 
       char* const own_keys = stage + Room::kKeys - (kInBlocks ? t.column_block * Room::kRight : 0);
 #pragma unroll
       for (int n = 0; n < Rows::kOwn; ++n) {
-        lost[0] |= keys.template store_weighted<kType>(stage, stage + Room::kTile, own_keys, n, weight[n], kept);
+        lost[0] |= keys.template store_weighted<kType>(stage, stage + Room::kTile, own_keys, n, weight_of(n), kept);
         keys.template fetch_unit<kWhole>(next_keys, n);
       }
       if constexpr (kValues) {
 #pragma unroll
         for (int n = 0; n < ValueRows::kOwn; ++n) {
           lost[1] |= values.template store_checked<kType>(stage + Room::kValues, n,
-                                                          kInBlocks ? own_weight[kInBlocks ? n : 0] : weight[n]);
+                                                          kInBlocks ? own_weight[kInBlocks ? n : 0] : weight_of(n));
           values.template fetch_unit<kWhole>(next_values, n);
         }
       }
@@ -649,14 +657,14 @@ __global__ void __launch_bounds__(kChunkHThreads, kChunkHBlocks<D>)
   const int across = kValues ? blocks_across<D>(w.u.columns) : 1;
   const int tasks = static_cast<int>(cut.count(p)) * heads_of(p) * across;
   if (thread() < kProducers) {
-    set_registers<kProducerRegisters<D>, false>();
+    set_registers<kProducerRegisters<D, kEveryChunk>, false>();
     if (w.whole_k && w.whole_v) {
       produce_tiles<D, kEveryChunk, kType, kValues, true, kShared>(p, cut, w, tiles, s, tasks, across);
     } else {
       produce_tiles<D, kEveryChunk, kType, kValues, false, kShared>(p, cut, w, tiles, s, tasks, across);
     }
   } else {
-    set_registers<kConsumerRegisters<D>, true>();
+    set_registers<kConsumerRegisters<D, kEveryChunk>, true>();
     if (!kValues && thread() >= kChunkHThreads - kWarpgroup) return;
     consume_tiles<D, kEveryChunk, kType>(p, cut, w, tiles, s, tasks, across);
   }
