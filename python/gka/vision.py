@@ -461,8 +461,8 @@ class VisionModel(nn.Module):
         pixels = torch.as_tensor(image)
         if pixels.is_floating_point() and not ((pixels >= 0) & (pixels <= 1)).all():
             raise ValueError(
-                f"image has numbers from {pixels.min():g} to {pixels.max():g}; floats are from 0 to 1, and whole numbers "
-                "from 0 to 255 take uint8."
+                f"image has numbers from {pixels.min():g} to {pixels.max():g}; floats are from 0 to 1, and whole "
+                "numbers from 0 to 255 take uint8."
             )
         return pixels.unsqueeze(-1) if pixels.dim() == 2 else pixels
 
