@@ -130,6 +130,13 @@ def positions(layers: dict[str, list[dict]]) -> str:
     return markdown(["position", *names, *wide_names], rows)
 
 
+def with_error(metric: dict | None) -> str:
+    """A metric of gka eval; of a single text there is no error."""
+    if not metric:
+        return "–"
+    return f"{metric['value']:.3f}" + ("" if metric["stderr"] is None else f" ±{metric['stderr']:.3f}")
+
+
 def tasks(layers: dict[str, list[dict]]) -> str:
     found = [runs[0]["measures"].get("tasks") or {} for runs in layers.values()]
     names = [name for name in CHOICES if any(name in one for one in found)]
@@ -138,9 +145,9 @@ def tasks(layers: dict[str, list[dict]]) -> str:
         cells = []
         for name in names:
             metric = one.get(name, {}).get(CHOICES[name])
-            cells.append(f"{metric['value']:.3f} ±{metric['stderr']:.3f}" if metric else "–")
+            cells.append(with_error(metric))
         bits = one.get("enwik8", {}).get("bits_per_byte")
-        rows.append([LAYERS[layer].title, f"{bits['value']:.3f} ±{bits['stderr']:.3f}" if bits else "–", *cells])
+        rows.append([LAYERS[layer].title, with_error(bits), *cells])
     return markdown(["layer", "enwik8, bits per byte", *names], rows)
 
 

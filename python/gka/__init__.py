@@ -47,7 +47,7 @@ configs_path = str(_path().parents[1] / "share" / "gka" / "configs")
 _MODULES = ("data", "dtensor", "hf", "models", "nn", "train", "vision")
 
 if _typing.TYPE_CHECKING:
-    from . import data, dtensor, hf, models, nn, train, vision
+    from . import data, dtensor, hf, models, nn, train, vision  # noqa: F401
     from .models import load
 
 

@@ -37,6 +37,13 @@ def memory(
         o [B, T, H, V] in the type of q, and S or None.
     """
     load_floors()
+    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
+        # As for gated_kalmanet: these three are cast, and what the memory is made of computes in float32.
+        kind, dtype = q.device.type, torch.get_autocast_dtype(q.device.type)
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
+        given = {"initial_state": initial_state, "output_final_state": output_final_state, "cu_seqlens": cu_seqlens}
+        with torch.autocast(kind, enabled=False):
+            return memory(q, k, v, log_decay, beta, rule=rule, scale=scale, **given)
     tensors = (q, k, v, log_decay, beta, initial_state, cu_seqlens)
     if _func.active():
         o, state = _func.rival(tensors, rule, scale, output_final_state)

@@ -256,7 +256,7 @@ def _dropped(x: Tensor, rate: float, training: bool) -> Tensor:
 
 
 def _scale(width: int, start: float | None, **factory: object) -> nn.Parameter | None:
-    return None if start is None else nn.Parameter(torch.full((width,), float(start), **factory))
+    return None if start is None else nn.Parameter(torch.empty(width, **factory))
 
 
 class ConvBlock(nn.Module):
@@ -376,20 +376,30 @@ class VisionModel(nn.Module):
             nn.BatchNorm2d(c.dim, eps=1e-4, **factory),
             nn.ReLU(),
         )
-        rates = torch.linspace(0, c.drop_path, sum(c.depths), dtype=torch.float64).tolist()
+        rates = [c.drop_path * i / max(1, sum(c.depths) - 1) for i in range(sum(c.depths))]
         of_levels = [[rates.pop(0) for _ in range(depth)] for depth in c.depths]
         self.levels = nn.ModuleList(Level(c, i, of_level, **factory) for i, of_level in enumerate(of_levels))
         width = c.width(len(c.depths) - 1)
         self.norm = nn.BatchNorm2d(width, eps=1e-5, **factory)
         self.head = nn.Linear(width, c.classes, **factory)
-        for name, values, otherwise in (("mean", c.mean, 0.0), ("std", c.std, 1.0)):
-            numbers = torch.tensor(values or [otherwise] * c.channels, **factory)
-            self.register_buffer(f"pixel_{name}", numbers, persistent=False)
-        self.reset_parameters()
+        for name in ("mean", "std"):
+            self.register_buffer(f"pixel_{name}", torch.empty(c.channels, **factory), persistent=False)
+        self._begin()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """New weights: matrices normal(0.02) cut at two, convolutions as torch begins, memories as their layers do."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Conv1d | nn.BatchNorm2d | nn.LayerNorm):
+                module.reset_parameters()
+        self._begin()
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """All that torch's own modules did not draw when they were made."""
+        given = ((self.pixel_mean, self.config.mean, 0.0), (self.pixel_std, self.config.std, 1.0))
+        for numbers, values, otherwise in given:
+            for channel in range(self.config.channels):
+                numbers[channel] = values[channel] if values else otherwise
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -398,7 +408,9 @@ class VisionModel(nn.Module):
         for module in self.modules():
             if isinstance(module, layers.Mixer | MambaVisionMixer):
                 module.reset_parameters()
-        for parameter in self.parameters():
+        for name, parameter in self.named_parameters():
+            if name.split(".")[-1] in ("gamma", "gamma_1", "gamma_2"):
+                parameter.fill_(self.config.layer_scale)
             if parameter.dim() <= 1:
                 parameter._no_weight_decay = True
 
@@ -428,8 +440,8 @@ class VisionModel(nn.Module):
         """The likeliest classes of one image and how likely, likeliest first.
 
         Args:
-            image: pixels [H, W, C] (or [H, W] of one channel) in uint8, a tensor or an array; or a picture of
-                Pillow's, or the path of one: they are cut in the middle and scaled to the model's size.
+            image: pixels [H, W, C] (or [H, W] of one channel) in uint8, or floats from 0 to 1, a tensor or an array;
+                or a picture of Pillow's, or the path of one: they are cut in the middle and scaled to the model's size.
         """
         pixels = self._pixels(image).to(self.pixel_mean.device)
         modes = [(module, module.training) for module in self.modules()]
@@ -447,6 +459,11 @@ class VisionModel(nn.Module):
         if isinstance(image, str | os.PathLike) or hasattr(image, "convert"):
             return _picture(image, self.config)
         pixels = torch.as_tensor(image)
+        if pixels.is_floating_point() and not ((pixels >= 0) & (pixels <= 1)).all():
+            raise ValueError(
+                f"image has numbers from {pixels.min():g} to {pixels.max():g}; floats are from 0 to 1, and whole "
+                "numbers from 0 to 255 take uint8."
+            )
         return pixels.unsqueeze(-1) if pixels.dim() == 2 else pixels
 
     def save(self, folder: str | os.PathLike[str]) -> None:

@@ -195,7 +195,7 @@ def test_pictures_in_16_bits_keep_their_greys(tmp_path):
         pixels = images.picture(tmp_path / "scan.png", (8, 8), grey)
         assert numpy.abs(pixels[..., 0].astype(int) - numpy.rint(greys / 257)).max() <= 1
     Image.fromarray(numpy.zeros((4, 4), numpy.float32)).save(tmp_path / "depth.tiff")
-    with pytest.raises(FetchError, match="depth.tiff is no picture that can be read .* 32 bits"):
+    with pytest.raises(FetchError, match=r"depth\.tiff is no picture that can be read .* 32 bits"):
         images.picture(tmp_path / "depth.tiff", (4, 4), True)
 
 

@@ -271,3 +271,8 @@ def test_answers_count_as_ruler_counts_them():
 
     assert ruler.counted("niah_multivalue-64", "12 and 34.", ["12", "34", "56", "78"]) == 0.5
     assert ruler.counted("qa_1-64", "It was PARIS, I think", ["Lyon", "Paris"]) == 1
+
+
+def test_a_metric_of_one_text_has_no_error():
+    assert report.with_error({"value": 1.5, "stderr": None}) == "1.500"
+    assert report.with_error({"value": 1.5, "stderr": 0.25}) == "1.500 ±0.250" and report.with_error(None) == "–"

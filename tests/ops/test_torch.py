@@ -185,6 +185,25 @@ def test_autocast_casts_queries_keys_and_values_and_leaves_gates_and_states():
     assert all(tensor.grad.dtype == torch.float32 for tensor in tensors.values())
 
 
+@pytest.mark.parametrize("rule", ["add", "delta"])
+def test_autocast_leaves_the_inside_and_the_states_of_the_rivals_memories_in_float32(rule):
+    case = make(dtype=torch.float32, gates=("log_decay", "beta"))
+    options = {"rule": rule, "output_final_state": True}
+    options["initial_state"] = torch.randn(case["q"].shape[0], *case["q"].shape[2:], case["v"].shape[3])
+    cast = {name: tensor.bfloat16() if name in "qkv" else tensor for name, tensor in case.items()}
+    want_o, want_state = gka.memory(**cast, **options)
+    tensors = requiring_grad(case)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o, state = gka.memory(**tensors, **options)
+        torch._dynamo.reset()
+        compiled = torch.compile(gka.memory, backend="aot_eager", fullgraph=True)(**case, **options)
+        gradient = torch.func.grad(lambda q: gka.memory(**case | {"q": q}, **options)[0].float().sum())(case["q"])
+    for got in ((o, state), compiled):
+        assert torch.equal(got[0], want_o) and torch.equal(got[1], want_state) and got[1].dtype == torch.float32
+    o.float().sum().backward()
+    torch.testing.assert_close(gradient, tensors["q"].grad, rtol=0.02, atol=0.02)
+
+
 def test_autocast_leaves_float64_alone():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         o, _ = gka.gated_kalmanet(**make())

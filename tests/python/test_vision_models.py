@@ -175,6 +175,21 @@ def test_dropped_branches_leave_the_rows_and_the_mean_of_the_rest():
     assert rates == pytest.approx([0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
 
 
+def test_a_model_may_begin_on_meta():
+    with torch.device("meta"):
+        model = gka.vision.VisionModel(CONFIG | {"drop_path": 0.3})
+    model = model.to_empty(device="cpu")
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data.fill_(7)  # whatever lies there
+    drawn = gka.vision.VisionModel(CONFIG)
+    for each in (model, drawn):
+        torch.manual_seed(3)
+        each.reset_parameters()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, drawn.state_dict()[name]), name
+    assert torch.equal(model.eval()(images()), drawn.eval()(images()))
+
+
 def test_classify_names_the_likeliest_and_changes_nothing():
     model = make().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -185,6 +200,8 @@ def test_classify_names_the_likeliest_and_changes_nothing():
     assert found[0][1] == pytest.approx(float(expected.max()), rel=1e-5)
     assert sum(probability for _, probability in model.classify(images()[0], top=9)) == pytest.approx(1, rel=1e-5)
     assert model.training and all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+    with pytest.raises(ValueError, match=r"numbers from \d+ to 25\d; floats are from 0 to 1"):
+        model.classify(images()[0].float())
 
 
 def test_a_picture_is_cut_in_its_middle_and_scaled(tmp_path):
