@@ -1,5 +1,6 @@
 """`gka serve` on a model with random weights: the command, the engine behind the API, and memories over a restart."""
 
+import json
 import re
 import subprocess
 import sys
