@@ -16,7 +16,9 @@ namespace {
 
 constexpr int kDeepest = 48;               // of open values: an answer cannot nest for ever
 constexpr std::size_t kMostStates = 1024;  // readings kept at once, where a schema allows several
-constexpr int kMostSpace = 2;              // white space in a row: a model that likes it would never end
+// White space is what people write: a space, or a new line and its indentation, which is no deeper than the values are.
+// A model that likes more would never end.
+constexpr int kIndented = 100, kTab = 4;
 
 // --- the machine
 
@@ -43,7 +45,7 @@ struct Frame {
 
 struct State {
   std::vector<Frame> stack;
-  int space = 0;  // white space just read
+  int space = 0;  // white space just read: 1 a space, from kIndented on a new line and what follows it
   bool done = false;
   bool operator==(const State&) const = default;
   bool in_text() const {
@@ -238,18 +240,27 @@ class Machine {
     }
   }
 
+  enum class Room : std::uint8_t { none, space, line };  // for white space
+
   /// White space keeps everything as it is; true where c was some.
-  static bool spaced(const State& state, char c, std::vector<State>& next) {
+  static bool spaced(const State& state, char c, Room room, std::vector<State>& next) {
     if (!is_space(c)) return false;
-    if (state.space >= kMostSpace) return true;
+    const int width = c == '\t' ? kTab : 1, most = kIndented + kTab * static_cast<int>(state.stack.size());
+    const bool indented = state.space >= kIndented;
     State same = state;
-    ++same.space;
-    keep(std::move(same), next);
+    same.space = c == '\n' ? kIndented : state.space + width;
+    const bool fine = c == '\n'  ? room == Room::line && state.space == 0
+                      : indented ? c != '\r' && same.space <= most
+                                 : c == ' ' && room != Room::none && state.space == 0;
+    if (fine) keep(std::move(same), next);
     return true;
   }
 
+  /// Before a value: nothing at the very start, a space after a colon.
   void open_value(const State& state, char c, std::vector<State>& next) const {
-    if (spaced(state, c, next)) return;
+    const auto depth = state.stack.size();
+    const bool after_colon = depth > 1 && state.stack[depth - 2].at == At::object_next;
+    if (spaced(state, c, depth == 1 ? Room::none : after_colon ? Room::space : Room::line, next)) return;
     begin(state, *state.stack.back().form, c, next);
   }
 
@@ -354,18 +365,20 @@ class Machine {
 
   /// Before a key, or after a member. `index` is the next property that may come.
   void in_object(const State& state, char c, bool first, std::vector<State>& next) const {
-    if (spaced(state, c, next)) return;
     const auto& top = state.stack.back();
     const auto& form = *top.form;
     const bool anything = form.kind == Form::Kind::any || form.open;
-    if (c == '}' && top.place == 0 && (anything || complete(form, top.index))) {
+    const bool key_only = first || top.place != 0, may_close = anything || complete(form, top.index);
+    if (spaced(state, c, key_only || may_close ? Room::line : Room::none, next)) return;
+    if (c == '}' && top.place == 0 && may_close) {
       State closed = state;
       closed.space = 0;
       close(closed);
       return keep(std::move(closed), next);
     }
     if (!first && top.place == 0) {
-      if (c != ',' || (!anything && top.index >= form.properties.size())) return;
+      // White space before a comma is nobody's: after some, only the end comes.
+      if (c != ',' || state.space > 0 || (!anything && top.index >= form.properties.size())) return;
       State read = state;
       read.space = 0;
       read.stack.back().place = 1;  // a comma came: a key has to follow
@@ -413,7 +426,7 @@ class Machine {
   }
 
   void after_key(const State& state, char c, std::vector<State>& next) const {
-    if (spaced(state, c, next) || c != ':') return;
+    if (c != ':') return;
     State read = state;
     read.space = 0;
     auto& frame = read.stack.back();
@@ -437,9 +450,9 @@ class Machine {
   }
 
   void in_array(const State& state, char c, bool first, std::vector<State>& next) const {
-    if (spaced(state, c, next)) return;
     const auto& top = state.stack.back();
     const auto& form = *top.form;
+    if (spaced(state, c, first || top.count >= form.least ? Room::line : Room::none, next)) return;
     if (c == ']' && top.place == 0 && top.count >= form.least) {
       State closed = state;
       closed.space = 0;
@@ -451,7 +464,7 @@ class Machine {
     read.space = 0;
     auto& frame = read.stack.back();
     if (!first) {
-      if (c != ',') return;
+      if (c != ',' || state.space > 0) return;
       frame.at = At::array_next;
       ++frame.count;
       read.stack.push_back(Frame{.at = At::value, .form = item_of(form, top.count)});

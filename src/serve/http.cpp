@@ -435,10 +435,12 @@ class Server::Loop : public Host {
     while (!stopped_) {
       epoll_event events[256];
       const int count = ::epoll_wait(epoll_.get(), events, 256, wait_time());
-      for (int i = 0; i < count; ++i) handle_event(events[i]);
+      bool knock = false;
+      for (int i = 0; i < count; ++i) knock |= !handle_event(events[i]);
       run_tasks();
       run_timers();
       run_later();
+      if (knock) accept_all();  // last, so that those who have left make room
     }
   }
 
@@ -504,41 +506,47 @@ class Server::Loop : public Host {
     if (!later_.empty()) return 0;
     constexpr int kLongest = 250;  // deadlines of connections are looked at this often
     auto wait = std::chrono::milliseconds(kLongest);
+    if (accept_again_) wait = std::chrono::milliseconds(20);
     for (const auto& timer : timers_) {
       wait = std::min(wait, std::chrono::duration_cast<std::chrono::milliseconds>(timer.next - Clock::now()));
     }
     return static_cast<int>(std::max<std::int64_t>(wait.count(), 0));
   }
 
-  void handle_event(const epoll_event& event) {
+  /// False: somebody new is there.
+  bool handle_event(const epoll_event& event) {
     if (event.data.fd == wake_.get()) {
       std::uint64_t count = 0;
       [[maybe_unused]] const auto got = ::read(wake_.get(), &count, sizeof(count));
-      return;
+      return true;
     }
-    if (event.data.fd == listener_.get()) return accept_all();
+    if (event.data.fd == listener_.get()) return false;
     const auto found = connections_.find(event.data.fd);
-    if (found == connections_.end()) return;
+    if (found == connections_.end()) return true;
     const auto connection = found->second;
     if ((event.events & EPOLLIN) != 0) connection->on_readable();
     if ((event.events & EPOLLOUT) != 0) connection->on_writable();
     if ((event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) connection->close();
+    return true;
   }
 
   void accept_all() {
-    for (int round = 0; round < 64; ++round) {
+    for (int round = 0; round < 64 && listener_.open(); ++round) {
+      const bool crowded = connections_.size() >= options_.max_connections;
+      const auto idle = crowded ? longest_idle() : nullptr;
+      if (crowded && !idle && !full_for_long()) return stop_accepting();
+      if (!crowded || idle) full_since_.reset();
       sockaddr_storage address{};
       socklen_t size = sizeof(address);
       Descriptor socket(
           ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket.open()) {
-        const bool nobody = errno == EAGAIN || errno == EWOULDBLOCK;
-        const bool gone = errno == ECONNABORTED || errno == EINTR;
+        const bool nobody = errno == EAGAIN || errno == EWOULDBLOCK, gone = errno == ECONNABORTED || errno == EINTR;
         if (gone) continue;
-        if (!nobody) stop_accepting();
+        if (!nobody) out_of_descriptors();
         return;
       }
-      const bool full = connections_.size() >= options_.max_connections && !drop_idle();
+      if (idle) idle->close();
       const int yes = 1;
       ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
       const int number = socket.get();
@@ -548,29 +556,38 @@ class Server::Loop : public Host {
       watched_[number] = EPOLLIN | EPOLLRDHUP;
       add(number, EPOLLIN | EPOLLRDHUP);
       count_ = connections_.size();
-      if (full) connections_[number]->turn_away();
+      if (crowded && !idle) connections_[number]->turn_away();
     }
   }
 
-  /// Closes the connection that has waited longest for a next request (its descriptor is given back before the next
-  /// look at events); false: there is none.
-  bool drop_idle() {
+  /// The connection that has waited longest for a next request, or none. Where it is closed, its descriptor is given
+  /// back before the next look at events.
+  std::shared_ptr<Connection> longest_idle() const {
     std::shared_ptr<Connection> oldest;
     for (const auto& [socket, connection] : connections_) {
-      if (connection->idle() && (!oldest || connection->deadline() < oldest->deadline())) oldest = connection;
+      if ((!oldest || connection->deadline() < oldest->deadline()) && connection->idle()) oldest = connection;
     }
-    if (oldest) oldest->close();
-    return oldest != nullptr;
+    return oldest;
   }
 
-  /// No descriptor is left (accept fails, and the client stays at the door): it is asked again a little later, for to
-  /// ask at once would take all of a processor's time.
+  /// Clients wait at the door for a moment, as in a burst; whoever comes when it has been full for longer is told.
+  bool full_for_long() {
+    if (!full_since_) full_since_ = Clock::now();
+    return Clock::now() - *full_since_ > std::chrono::seconds(1);
+  }
+
+  /// No descriptor is left: accept fails, and the client stays at the door.
+  void out_of_descriptors() {
+    const auto idle = longest_idle();
+    idle ? idle->close() : stop_accepting();
+  }
+
+  /// For a little while: to ask again at once would take all of a processor's time.
   void stop_accepting() {
-    if (drop_idle()) return;
     epoll_event event{};
     event.data.fd = listener_.get();
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &event);
-    accept_again_ = Clock::now() + std::chrono::milliseconds(50);
+    accept_again_ = Clock::now() + std::chrono::milliseconds(20);
   }
 
   void start_accepting() {
@@ -623,6 +640,7 @@ class Server::Loop : public Host {
       watched_.erase(connection->socket());
       connections_.erase(found);
       count_ = connections_.size();
+      full_since_.reset();
     }
   }
 
@@ -637,7 +655,7 @@ class Server::Loop : public Host {
   std::vector<std::shared_ptr<Connection>> later_;
   std::vector<Timer> timers_;
   Clock::time_point next_sweep_{};
-  std::optional<Clock::time_point> accept_again_;
+  std::optional<Clock::time_point> accept_again_, full_since_;
   std::mutex mutex_;
   std::vector<std::function<void()>> tasks_;
   std::atomic<bool> awake_ = false, stopped_ = false;

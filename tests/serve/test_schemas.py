@@ -94,6 +94,16 @@ def test_what_fits_is_said_and_nothing_else(server, schema, fits, does_not):
         assert not says(server, schema, text), text
 
 
+def test_an_answer_is_laid_out_as_people_lay_json_out(server):
+    value = {"a": [1, {"b": {}}, []], "c": {"d": "x", "e": [{"f": None}]}}
+    schemas = [{"type": "object"}, {"type": "object", "properties": {"a": {}, "c": {}}, "required": ["a", "c"]}]
+    for schema in schemas:
+        for layout in ({}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 4}, {"indent": "\t"}):
+            assert says(server, schema, json.dumps(value, **layout))
+        for odd in ('\n{"a":1,"c":1}', '{"a" :1,"c":1}', '{"a":1 ,"c":1}', '{"a":  1,"c":1}', '{"a":1,\n\n"c":1}'):
+            assert not says(server, schema, odd)
+
+
 PIECES = [
     "a",
     "b",

@@ -806,6 +806,12 @@ def test_with_few_files_to_open_it_makes_room_and_says_when_there_is_none():
         for connection in idle:  # those that wait for nothing give way
             connection.request("GET", "/health")
             assert connection.getresponse().read() == b'{"status":"ok"}'
+        burst = [socket.create_connection(place, timeout=10) for _ in range(100)]
+        for connection in burst:  # more at once than there is room for: they wait their turn
+            connection.sendall(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+        for connection in burst:
+            assert connection.recv(12).endswith(b"200")
+            connection.close()
         body = json.dumps({"prompt": "x", "max_tokens": 3000, "stream": True}).encode()
         busy, refused = [], b""
         while not refused:
@@ -819,6 +825,7 @@ def test_with_few_files_to_open_it_makes_room_and_says_when_there_is_none():
         assert b"as many connections as it can" in refused
         for connection in busy + idle:
             connection.close()
+        assert any(server.ask("GET", "/health")[0] == 200 for _ in range(1000))  # once it has seen them leave
         server.wait_until_idle()
 
 
