@@ -131,6 +131,16 @@ bool any_needs_gradient(std::initializer_list<at::Tensor> inputs) {
 
 }  // namespace
 
+RecurrenceGradients gradients_like(const Recurrence& r) {
+  const auto like = [](const at::Tensor& x) { return x.defined() ? at::empty(x.sizes(), x.options()) : x; };
+  return {.q = like(r.q),
+          .k = like(r.k),
+          .v = like(r.v),
+          .log_decay = like(r.log_decay),
+          .beta = like(r.beta),
+          .initial = like(r.initial)};
+}
+
 bool needs_gradient(const RecurrenceStep& s) {
   return any_needs_gradient({s.q, s.k, s.v, s.log_decay, s.beta, s.pool});
 }

@@ -100,14 +100,9 @@ RecurrenceGradients backward(const Recurrence& r, const std::vector<at::Tensor>&
                              const at::Tensor& d_final) {
   const auto call = call_of(r);
   const Handed handed{.tiles = kept[0], .t = kept[1], .u = kept[2], .states = kept[3]};
-  const auto like = [](const at::Tensor& x) { return x.defined() ? at::empty(x.sizes(), x.options()) : x; };
-  RecurrenceGradients d{.q = like(r.q),
-                        .k = like(r.k),
-                        .v = like(r.v),
-                        .log_decay = like(r.log_decay),
-                        .beta = like(r.beta),
-                        .initial = like(r.initial)};
-  const auto slope = readable(d_o), d_u = like(r.v), d_states = at::empty_like(handed.states);
+  const auto d = gradients_like(r);
+  const auto slope = readable(d_o), d_u = at::empty(r.v.sizes(), r.v.options()),
+             d_states = at::empty_like(handed.states);
   on_gpu(r.q, [&](const auto& device) {
     kernels::cuda::chunked_memory_backward(call, handed.pointers(),
                                            {.d_o = rows(slope),

@@ -58,13 +58,7 @@ template <typename T>
 RecurrenceGradients backward_as(const Recurrence& r, const std::vector<at::Tensor>& kept, const at::Tensor& d_o,
                                 const at::Tensor& d_final) {
   const auto slope = d_o.contiguous();
-  const auto like = [](const at::Tensor& x) { return x.defined() ? at::empty_like(x) : x; };
-  RecurrenceGradients d{.q = like(r.q),
-                        .k = like(r.k),
-                        .v = like(r.v),
-                        .log_decay = like(r.log_decay),
-                        .beta = like(r.beta),
-                        .initial = like(r.initial)};
+  const auto d = gradients_like(r);
   kernels::cpu::recurrence_backward<T>(call_of<T>(r),
                                        {.d_o = numbers<T>(slope),
                                         .d_final = numbers<T>(d_final),

@@ -16,6 +16,9 @@ struct RecurrenceGradients {
   at::Tensor q, k, v, log_decay, beta, initial;  // undefined where the input is
 };
 
+/// Room for all of them, contiguous.
+RecurrenceGradients gradients_like(const Recurrence& r);
+
 struct RecurrenceKernels {
   bool (*takes)(const Recurrence& r);
   /// The same call as the kernels read it. Differentiable.
