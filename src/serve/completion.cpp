@@ -14,13 +14,10 @@ double written(float logprob) { return std::isfinite(logprob) ? logprob : -9999.
 
 std::string_view finish_name(infer::Finish finish) { return finish == infer::Finish::length ? "length" : "stop"; }
 
-Json call_json(const ToolCall& call, const std::string& id, std::size_t index, bool streamed) {
-  Json made = Json::object();
-  if (streamed) made["index"] = index;
-  made["id"] = "call_" + id + "_" + std::to_string(index);
-  made["type"] = "function";
-  made["function"] = {{"name", call.name}, {"arguments", call.arguments}};
-  return made;
+Json call_json(const ToolCall& call, const std::string& id, std::size_t index) {
+  return {{"id", "call_" + id + "_" + std::to_string(index)},
+          {"type", "function"},
+          {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
 }
 
 }  // namespace
@@ -197,7 +194,7 @@ void Completion::on_prompt(std::size_t at, std::vector<infer::TokenEvent> prompt
 
 void Completion::on_token(std::size_t at, infer::TokenEvent token, const End* end) {
   auto& choice = choices_[at];
-  if (choice.text.stopped()) return;  // drawn before the engine heard of it
+  if (choice.ended()) return;  // drawn before the engine heard of it
   begin_choice(at);
   choice.last = Clock::now();
   if (choice.tokens.empty()) choice.first = choice.last;
@@ -205,16 +202,17 @@ void Completion::on_token(std::size_t at, infer::TokenEvent token, const End* en
   const auto id = choice.tokens.back().token;
   std::string text;
   if (!stops(at, id) || plan_.ask.include_stop) text = choice.text.push(static_cast<data::Token>(id));
-  if (choice.text.stopped()) cancel(at);
   const bool last = end != nullptr && (end->finish == infer::Finish::stop || end->finish == infer::Finish::length);
   if (last) text += choice.text.finish();
   Delta delta{.parts = choice.parser.push(text, last), .token = &choice.tokens.back(), .last = last};
+  if (choice.ended() && !last) cancel(at);
   if (last) close_choice(at, *end);
   stream_delta(at, delta);
   if (last) finish_if_over();
 }
 
-/// A stop text came. The choice closes when the engine says that it has ended, and what it has counted.
+/// A stop text or the last call came. The choice closes when the engine says that it has ended, and what it has
+/// counted.
 void Completion::cancel(std::size_t at) {
   infer::RequestId id = 0;
   {
@@ -228,7 +226,7 @@ void Completion::on_end(std::size_t at, const End& end) {
   auto& choice = choices_[at];
   if (end.finish == infer::Finish::error)
     return fail(Problem(500, end.error.empty() ? "the engine failed" : end.error));
-  if (end.finish == infer::Finish::cancelled && !choice.text.stopped()) {
+  if (end.finish == infer::Finish::cancelled && !choice.ended()) {
     return fail(Problem(503, "the answer was cancelled: the server is stopping", "", "stopping"));
   }
   begin_choice(at);
@@ -243,7 +241,7 @@ void Completion::close_choice(std::size_t at, const End& end) {
   choice.over = true;
   choice.usage = end.usage;
   choice.usage.completion_tokens = static_cast<std::int64_t>(choice.tokens.size());
-  choice.finish = choice.text.stopped() ? "stop" : finish_name(end.finish);
+  choice.finish = choice.ended() ? "stop" : finish_name(end.finish);
   if (choice.parser.called() && choice.finish == "stop") choice.finish = "tool_calls";
   const auto since = [&](Clock::time_point to) { return std::chrono::duration<double>(to - start_).count(); };
   Finished answer{.reason = choice.finish, .seconds = seconds(), .usage = choice.usage};
@@ -421,33 +419,47 @@ Json certainty_json(std::span<const infer::TokenEvent> tokens) {
 
 }  // namespace
 
-void Completion::stream_delta(std::size_t at, const Delta& delta) {
-  auto& choice = choices_[at];
+/// Adds to what the choice has said; the same as a chat's delta.
+Json Completion::take_parts(Choice& choice, const std::vector<Part>& parts) const {
   std::string content, reasoning;
   Json calls = Json::array();
-  for (const auto& part : delta.parts) {
+  for (const auto& part : parts) {
     if (part.kind == Part::Kind::content) content += part.text;
     if (part.kind == Part::Kind::reasoning) reasoning += part.text;
     if (part.kind == Part::Kind::call) {
-      calls.push_back(call_json(part.call, id_, choice.calls.size(), true));
-      choice.calls.push_back(part.call);
+      choice.calls.push_back({.name = part.text, .arguments = ""});
+      calls.push_back(call_json(choice.calls.back(), id_, choice.calls.size() - 1));
+      calls.back()["index"] = choice.calls.size() - 1;
+    }
+    if (part.kind == Part::Kind::arguments) {
+      choice.calls.back().arguments += part.text;
+      // Those of a call that began in this very delta stand beside its name.
+      if (calls.empty()) calls.push_back({{"index", choice.calls.size() - 1}, {"function", {{"arguments", ""}}}});
+      auto& arguments = calls.back()["function"]["arguments"].get_ref<std::string&>();
+      arguments += part.text;
     }
   }
   choice.content += content;
   choice.reasoning += reasoning;
+  Json delta = Json::object();
+  if (!content.empty() || (reasoning.empty() && calls.empty())) delta["content"] = std::move(content);
+  if (!reasoning.empty()) delta["reasoning_content"] = std::move(reasoning);
+  if (!calls.empty()) delta["tool_calls"] = std::move(calls);
+  return delta;
+}
+
+void Completion::stream_delta(std::size_t at, const Delta& delta) {
+  auto& choice = choices_[at];
+  auto change = take_parts(choice, delta.parts);
   if (!plan_.ask.stream) return;
 
   const auto token = delta.token ? std::span(delta.token, 1) : std::span<const infer::TokenEvent>();
   Json entry{{"index", at}};
   if (plan_.chat) {
-    Json change = Json::object();
-    if (!content.empty() || (reasoning.empty() && calls.empty())) change["content"] = content;
-    if (!reasoning.empty()) change["reasoning_content"] = reasoning;
-    if (!calls.empty()) change["tool_calls"] = calls;
     entry["delta"] = std::move(change);
     entry["logprobs"] = plan_.logprobs >= 0 && delta.token ? chat_logprobs(token) : Json(nullptr);
   } else {
-    entry["text"] = content;
+    entry["text"] = change.value("content", "");
     entry["logprobs"] =
         plan_.logprobs >= 0 && delta.token ? text_logprobs(choice, token, choice.offset) : Json(nullptr);
   }
@@ -472,7 +484,7 @@ Json Completion::choice_json(std::size_t at) const {
     if (!choice.calls.empty()) {
       message["tool_calls"] = Json::array();
       for (std::size_t i = 0; i < choice.calls.size(); ++i) {
-        message["tool_calls"].push_back(call_json(choice.calls[i], id_, i, false));
+        message["tool_calls"].push_back(call_json(choice.calls[i], id_, i));
       }
       if (choice.content.empty()) message["content"] = nullptr;
     }

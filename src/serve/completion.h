@@ -79,6 +79,8 @@ class Completion : public std::enable_shared_from_this<Completion> {
     std::optional<infer::TokenEvent> last_token{};
     std::size_t offset = 0;  // characters of text so far, for logprobs
     Clock::time_point first{}, last{};
+    /// Nothing more counts: a stop text came, or the one call there may be.
+    bool ended() const { return text.stopped() || parser.over(); }
   };
   struct Delta {  // what one token adds
     std::vector<Part> parts{};
@@ -104,6 +106,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void open_stream();
   void stream(const Json& event);
   void stream_delta(std::size_t at, const Delta& delta);
+  Json take_parts(Choice& choice, const std::vector<Part>& parts) const;
   Json chunk() const;
   Json whole() const;
   Json choice_json(std::size_t at) const;

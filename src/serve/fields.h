@@ -25,7 +25,7 @@ struct Ask {
   double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   bool stream = false, echo = false, ignore_eos = false, certainty = false, return_token_ids = false,
        token_ids_as_texts = false, skip_special_tokens = true, include_stop = false, add_generation_prompt = true,
-       continue_final_message = false, separate_reasoning = true;
+       continue_final_message = false, separate_reasoning = true, parallel_tool_calls = true;
   std::optional<bool> add_special_tokens;
 };
 

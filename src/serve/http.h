@@ -31,6 +31,8 @@ struct Request {
 
   /// The first of that name (given in small letters), or "".
   std::string_view header(std::string_view name) const;
+  /// The first of that name behind the path's question mark, or "".
+  std::string parameter(std::string_view name) const;
 };
 
 class Connection;

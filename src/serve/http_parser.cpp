@@ -49,6 +49,19 @@ std::string percent_decoded(std::string_view text) {
 
 }  // namespace
 
+std::string Request::parameter(std::string_view name) const {
+  for (std::string_view rest(query); !rest.empty();) {
+    const auto one = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(one.size() + 1, rest.size()));
+    const auto equals = std::min(one.find('='), one.size());
+    if (percent_decoded(one.substr(0, equals)) != name) continue;
+    std::string value(one.substr(std::min(equals + 1, one.size())));
+    std::ranges::replace(value, '+', ' ');  // as forms write it
+    return percent_decoded(value);
+  }
+  return {};
+}
+
 std::string_view Request::header(std::string_view name) const {
   const auto found = std::ranges::find_if(headers, [&](const auto& entry) { return entry.first == name; });
   return found == headers.end() ? std::string_view() : std::string_view(found->second);

@@ -264,6 +264,14 @@ Json openapi(const Described& about) {
       operation["parameters"] =
           Json::array({{{"name", "id"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}}});
     }
+    if (route.action == Action::tokenizer_info) {
+      operation["parameters"] =
+          Json::array({{{"name", "model"},
+                        {"in", "query"},
+                        {"required", false},
+                        {"description", "One of /v1/models; without it the first"},
+                        {"schema", about.models.empty() ? Json{{"type", "string"}} : Json{{"enum", about.models}}}}});
+    }
     if (about.keys && !route.open) operation["security"] = Json::array({{{"bearer", Json::array()}}});
     auto method = std::string(route.method);
     for (auto& c : method) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "serve/problem.h"
 #include "serve/routes.h"
 
@@ -8,6 +11,7 @@ namespace gka::serve {
 /// What the description says of the models that are served: the most that one of them takes.
 struct Described {
   std::int64_t vocabulary = 0, iterations = 0;
+  std::vector<std::string> models{};
   bool keys = false;  // whether the server asks for one
 };
 

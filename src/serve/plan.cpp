@@ -257,6 +257,7 @@ std::vector<Prompt> chat_prompt(Plan& plan) {
   auto tail = text.bytes();
   while (!tail.empty() && (tail.back() == '\n' || tail.back() == ' ')) tail.pop_back();
   plan.answer.tools = use_tools;
+  plan.answer.single = !ask.parallel_tool_calls;
   plan.answer.reasoning = ask.separate_reasoning && model.chat.mentions("</think>");
   const bool call = !plan.forced.is_null(), thinking = tail.ends_with("<think>");
   const bool json = ask.response_format.is_object() && ask.response_format.value("type", Json()) != "text";

@@ -485,7 +485,7 @@ class Service::Core {
         throw bad_request("these models have no embeddings: they continue text", "model", "not_supported");
       case Action::tokenize: return tokenize(parse_body(call.request().body));
       case Action::detokenize: return detokenize(parse_body(call.request().body));
-      case Action::tokenizer_info: return tokenizer_info();
+      case Action::tokenizer_info: return tokenizer_info(call.request().parameter("model"));
       case Action::apply_template: return apply_template(parse_body(call.request().body));
       case Action::memories: return memories();
       case Action::memory: return memory(call.id);
@@ -525,6 +525,7 @@ class Service::Core {
   Json described() const {
     Described about{.keys = keys_.any()};
     for (const auto& model : ready_ ? models_ : std::vector<std::shared_ptr<Model>>()) {
+      about.models.push_back(model->name);
       about.vocabulary = std::max(about.vocabulary, model->engine->vocabulary());
       about.iterations = std::max(about.iterations, model->engine->iterations());
     }
@@ -567,8 +568,8 @@ class Service::Core {
     return {{"prompt", text}, {"content", text}};
   }
 
-  Json tokenizer_info() const {
-    const auto& model = *models_[0];
+  Json tokenizer_info(const std::string& name) const {
+    const auto& model = name.empty() ? *models_[0] : *model_named(name);
     auto eos = model.chat.eos();
     if (eos.empty() && !model.end_tokens.empty()) eos = model.shown(model.end_tokens[0]);
     if (eos.empty() && model.tokenizer().end_of_document()) eos = model.shown(*model.tokenizer().end_of_document());

@@ -59,38 +59,92 @@ TEST(Http, WhatTwoReadersMightReadDifferentlyIsRefused) {
   EXPECT_EQ(read_all("GET / HTTP/2\r\n\r\n", 100).at(0), "failed 400");
 }
 
-TEST(Answers, PartsAreTheSameHoweverTheTextIsCut) {
-  const std::string text =
-      "<think>a</thin</think>\n\nsay <tool_cal <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call> "
-      "<tool_call>x";
-  for (std::size_t size = 1; size <= text.size(); ++size) {
-    AnswerParser parser({.reasoning = true, .inside = false, .tools = true});
-    std::string reasoning, content, calls;
-    for (std::size_t at = 0; at < text.size(); at += size) {
-      for (const auto& part : parser.push(text.substr(at, size), at + size >= text.size())) {
-        if (part.kind == Part::Kind::reasoning) reasoning += part.text;
-        if (part.kind == Part::Kind::content) content += part.text;
-        if (part.kind == Part::Kind::call) calls += part.call.name + part.call.arguments;
-      }
+/// What a parser makes of an answer in pieces of `size` bytes: reasoning as [r …], a call as [name(arguments)].
+std::string told(const std::string& text, std::size_t size, AnswerParser::Options options, bool* called = nullptr) {
+  AnswerParser parser(options);
+  std::string all;
+  bool reasoning = false, calling = false;
+  for (std::size_t at = 0; at < text.size(); at += size) {
+    for (const auto& part : parser.push(text.substr(at, size), at + size >= text.size())) {
+      if (calling && part.kind != Part::Kind::arguments) all += ")]";
+      if (reasoning && part.kind != Part::Kind::reasoning) all += "]";
+      if (!reasoning && part.kind == Part::Kind::reasoning) all += "[r ";
+      calling = part.kind == Part::Kind::call || part.kind == Part::Kind::arguments;
+      reasoning = part.kind == Part::Kind::reasoning;
+      all += part.kind == Part::Kind::call ? "[" + part.text + "(" : part.text;
     }
-    EXPECT_EQ(reasoning, "a</thin") << size;
-    EXPECT_EQ(content, "say <tool_cal <tool_call>x") << size;
-    EXPECT_EQ(calls, "f{\"a\":1}") << size;
+  }
+  if (called != nullptr) *called = parser.called();
+  return all + (calling ? ")]" : reasoning ? "]" : "");
+}
+
+TEST(Answers, PartsAreTheSameHoweverTheTextIsCut) {
+  struct Case {
+    std::string text, told;
+    bool called = true;
+    AnswerParser::Options options{.tools = true};
+  };
+  const std::string f = R"(<tool_call>{"name": "f", "arguments": {"a": [1, {}]}}</tool_call>)",
+                    g = R"([f({"a": [1, {}]})])";
+  const Case cases[] = {
+      {"<think>a</thin</think>\n\nsay <tool_cal " + f + " <tool_call>x",
+       "[r a</thin]say <tool_cal " + g + "<tool_call>x",
+       true,
+       {.reasoning = true, .tools = true}},
+      {f + "\n" + f + "\n then so", g + g + "then so"},
+      {f + "\n" + f + " then", g, true, {.tools = true, .single = true}},
+      {"<tool_call>no</tool_call>" + f + f, "<tool_call>no</tool_call>" + g, true, {.tools = true, .single = true}},
+      // A marker in a text is text; one that was left open ends with its line.
+      {R"(<tool_call>{"name":"f","arguments":{"a":"\"</tool_call>}"}}</tool_call>.)",
+       R"([f({"a":"\"</tool_call>}"})].)"},
+      {"<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"b}\n</tool_call>.", "[f({\"a\":\"b}\n)].", false},
+      // Broken off in its arguments it is a call, before them it is what was said.
+      {R"(<tool_call>{"name":"f","arguments":{"a": 1)", R"([f({"a": 1)])", false},
+      {R"(<tool_call>{"name":"f","arguments":{"a": 1}</too)", R"([f({"a": 1})])"},
+      {R"(<tool_call>{"name":"f","argum)", R"(<tool_call>{"name":"f","argum)", false},
+      {R"(<tool_call>{"name":"","arguments":{}}</tool_call>)", R"(<tool_call>{"name":"","arguments":{}}</tool_call>)",
+       false},
+      {R"(<tool_call>{"name":5,"arguments":{}}</tool_call>)", R"(<tool_call>{"name":5,"arguments":{}}</tool_call>)",
+       false},
+      // Other forms come whole.
+      {R"(<tool_call>{"arguments":{"a": 1}, "name":"f"}</tool_call>)", R"([f({"a":1})])"},
+      {R"(<tool_call>{"name":"f","arguments":"{\"a\": 1}"}</tool_call>)", R"([f({"a": 1})])"},
+      {R"(<tool_call>{"name":"f"}</tool_call>)", "[f({})]"},
+      {R"(<tool_call> { "name" : "a\"\u00e9" , "arguments" : {"b": 2}, "id": 7 }</tool_call>)",
+       "[a\"\u00e9({\"b\": 2})]"},
+      // One that the prompt has opened is all of the answer.
+      {R"({"name": "f", "arguments": {"a": "<think> </tool_call> <tool_call>"}})",
+       R"([f({"a": "<think> </tool_call> <tool_call>"})])",
+       true,
+       {.tools = true, .calling = true}},
+      {R"({"name": "f", "arguments": {"a": 1)", R"([f({"a": 1)])", false, {.tools = true, .calling = true}},
+      {R"({"name": "f)", R"({"name": "f)", false, {.tools = true, .calling = true}},
+  };
+  for (const auto& one : cases) {
+    for (std::size_t size = 1; size <= one.text.size(); ++size) {
+      bool called = false;
+      EXPECT_EQ(told(one.text, size, one.options, &called), one.told) << size;
+      EXPECT_EQ(called, one.called) << size << " " << one.text;
+    }
   }
 }
 
-TEST(Answers, ACallThatThePromptHasOpenedIsAllOfTheAnswer) {
-  const std::string call = R"({"name": "f", "arguments": {"a": "<think> </tool_call> <tool_call>"}})";
-  for (const auto size : {std::size_t{1}, std::size_t{7}, call.size()}) {
-    AnswerParser parser({.tools = true, .calling = true});
-    std::vector<Part> parts;
-    for (std::size_t at = 0; at < call.size(); at += size) {
-      for (auto& part : parser.push(call.substr(at, size), at + size >= call.size())) parts.push_back(std::move(part));
-    }
-    ASSERT_EQ(parts.size(), 1U) << size;
-    EXPECT_EQ(parts[0].call.name, "f");
-    EXPECT_EQ(parts[0].call.arguments, R"({"a":"<think> </tool_call> <tool_call>"})");
+TEST(Answers, ACallsNameComesFirstAndItsArgumentsAsTheyAreWritten) {
+  AnswerParser parser({.tools = true});
+  std::vector<std::string> pieces;
+  for (const char c : std::string(R"(<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>)")) {
+    for (const auto& part : parser.push(std::string(1, c), false)) pieces.push_back(part.text);
   }
+  EXPECT_EQ(pieces, (std::vector<std::string>{"f", "{\"", "a", "\"", ":", " ", "1", "}"}));
+  EXPECT_TRUE(parser.called());
+}
+
+TEST(Http, AParameterOfAPathIsFoundAndDecoded) {
+  http::Request request;
+  request.query = "a=1&model=x%2Fy+z&model=2&b";
+  EXPECT_EQ(request.parameter("model"), "x/y z");
+  EXPECT_EQ(request.parameter("b"), "");
+  EXPECT_EQ(request.parameter("c"), "");
 }
 
 TEST(Keys, OnlyTheWholeKeyIsAKey) {

@@ -92,6 +92,9 @@ def test_the_other_endpoints(client, server):
     assert server.post("/tokenize", {"content": "ab"})["tokens"] == [97, 98]
     assert server.post("/detokenize", {"tokens": [104, 105]}) == {"prompt": "hi", "content": "hi"}
     assert server.get("/tokenizer_info")["eos_token"]
+    assert server.get("/tokenizer_info?model=fake") == server.get("/tokenizer_info")
+    status, _, answer = server.ask("GET", "/tokenizer_info?a=b&model=other%20one")
+    assert (status, answer["error"]["param"]) == (404, "model") and "'other one'" in answer["error"]["message"]
     applied = server.post("/apply-template", {"messages": [{"role": "user", "content": "x"}]})
     assert applied["prompt"] == "user: x\nassistant:"
     described = server.get("/openapi.json")
@@ -332,6 +335,69 @@ TOOLS = [
 ]
 
 
+def streamed_calls(client, **body):
+    """The text, each call as (index, name, arguments), and the finish reason, of a stream that is as OpenAI's is."""
+    content, calls, reason = "", [], None
+    for chunk in client.chat.completions.create(model="fake", stream=True, **body):
+        delta, reason = chunk.choices[0].delta, chunk.choices[0].finish_reason
+        content += delta.content or ""
+        for piece in delta.tool_calls or []:
+            if piece.index == len(calls):  # the first has all but the arguments
+                assert piece.id and piece.type == "function" and piece.function.arguments == ""
+                calls.append([piece.index, piece.function.name, ""])
+            else:
+                assert piece.index == len(calls) - 1 and (piece.id, piece.type, piece.function.name) == (None,) * 3
+                assert piece.function.arguments
+            calls[-1][2] += piece.function.arguments
+    return content, [tuple(call) for call in calls], reason
+
+
+ARGUMENTS = '{"x": "\u00e9\U0001f600 </tool_call>", "n": [1, {}]}'
+CALL = '<tool_call>\n{"name": "f", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "content", "arguments", "reason"),
+    [
+        ("ok " + CALL, {}, "ok ", [ARGUMENTS], "tool_calls"),
+        (CALL + CALL, {}, "", [ARGUMENTS] * 2, "tool_calls"),
+        (CALL + CALL, {"parallel_tool_calls": True}, "", [ARGUMENTS] * 2, "tool_calls"),
+        ("ok " + CALL + CALL, {"parallel_tool_calls": False}, "ok ", [ARGUMENTS], "tool_calls"),
+        ("<tool_call>no</tool_call>" + CALL * 2, {"parallel_tool_calls": False}, None, [ARGUMENTS], "tool_calls"),
+        (CALL, {"max_tokens": CALL.index("[1")}, "", [ARGUMENTS[: ARGUMENTS.index("[1") - 4]], "length"),
+        (CALL, {"max_tokens": 20}, CALL[:20], [], "length"),
+        (CALL, {"stop": ["[1"]}, "", [ARGUMENTS[: ARGUMENTS.index("[1")]], "stop"),
+        ("<tool_call>\n{not one}\n</tool_call> then", {}, "<tool_call>\n{not one}\n</tool_call> then", [], "stop"),
+        ("<tool_call>\n[]", {}, "<tool_call>\n[]", [], "stop"),
+        ("a < b <tool_c", {}, "a < b <tool_c", [], "stop"),
+    ],
+)
+def test_a_call_is_streamed_as_it_is_written_and_is_what_the_whole_answer_has(
+    qwen, text, more, content, arguments, reason
+):
+    client = OpenAI(base_url=f"{qwen.address}/v1", api_key="none", _strict_response_validation=True)
+    body = {**chat(text, tools=TOOLS), **more}
+    choice = client.chat.completions.create(model="fake", **body).choices[0]
+    calls = [(i, call.function.name, call.function.arguments) for i, call in enumerate(choice.message.tool_calls or [])]
+    assert calls == [(i, "f", one) for i, one in enumerate(arguments)]
+    assert choice.finish_reason == reason
+    if content is not None:
+        assert (choice.message.content or "") == content
+    assert streamed_calls(client, **body) == (choice.message.content or "", calls, reason)
+
+
+def test_a_call_cannot_be_parallel_to_one_that_is_insisted_on(qwen):
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool("go", n={"enum": [1]})]}
+    body |= {"max_tokens": 200, "seed": 1}
+    for choice in ("required", {"type": "function", "function": {"name": "go"}}):
+        got = qwen.post("/v1/chat/completions", {**body, "tool_choice": choice, "parallel_tool_calls": False})
+        assert len(got["choices"][0]["message"]["tool_calls"]) == 1
+        assert got["choices"][0]["finish_reason"] == "tool_calls"
+    error = qwen.post("/v1/chat/completions", {**body, "parallel_tool_calls": "no"}, status=400)["error"]
+    assert error["param"] == "parallel_tool_calls"
+    qwen.wait_until_idle()
+
+
 def test_tool_calls_in_the_hermes_form_are_read_whole_and_streamed(qwen):
     client = OpenAI(base_url=f"{qwen.address}/v1", api_key="none", _strict_response_validation=True)
     whole = client.chat.completions.create(model="fake", tools=TOOLS, **chat(CALLS))
@@ -342,12 +408,9 @@ def test_tool_calls_in_the_hermes_form_are_read_whole_and_streamed(qwen):
         ("f", {"x": "\u00e9", "n": 1}),
         ("g", {}),
     ]
-    names, content = [], ""
-    for chunk in client.chat.completions.create(model="fake", tools=TOOLS, stream=True, **chat(CALLS)):
-        delta = chunk.choices[0].delta
-        content += delta.content or ""
-        names += [(call.index, call.function.name) for call in delta.tool_calls or []]
-    assert (content, names) == ("ok ", [(0, "f"), (1, "g")])
+    content, calls, _ = streamed_calls(client, tools=TOOLS, **chat(CALLS))
+    assert (content, [call[:2] for call in calls]) == ("ok ", [(0, "f"), (1, "g")])
+    assert [call[2] for call in calls] == [call.function.arguments for call in message.tool_calls]
     plain = qwen.post("/v1/chat/completions", chat(CALLS))["choices"][0]
     assert plain["message"]["content"] == CALLS
     broken = "<tool_call>\nnot json\n</tool_call>"
@@ -382,9 +445,11 @@ def test_a_call_that_is_insisted_on_comes_whatever_the_model_wants(qwen, choice,
 @pytest.mark.parametrize("parameters", [{}, None, {"type": "object"}])
 def test_arguments_of_a_tool_that_describes_none_are_an_object(qwen, parameters):
     tools = [{"type": "function", "function": {"name": "stop", "parameters": parameters}}]
-    more = {"tools": tools, "tool_choice": "required", "max_tokens": 60}  # cut off inside, so it is text
-    text = qwen.post("/v1/chat/completions", chat("x", **more))["choices"][0]["message"]["content"]
-    assert re.match(r'\s*{\s*"name"\s*:\s*"stop"\s*,\s*"arguments"\s*:\s*{', text)
+    more = {"tools": tools, "tool_choice": "required", "max_tokens": 60}  # cut off inside
+    choice = qwen.post("/v1/chat/completions", chat("x", **more))["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length"
+    assert call["function"]["name"] == "stop" and call["function"]["arguments"].startswith("{")
 
 
 def test_tool_choice_none_leaves_the_text_and_a_wrong_one_says_what_it_takes(qwen):

@@ -119,8 +119,9 @@ function take(message, event) {
   for (const choice of event.choices) {
     const delta = choice.delta || {};
     if (delta.reasoning_content) message.reasoning += delta.reasoning_content;
-    const calls = (delta.tool_calls || []).map((one) => `${one.function.name}(${one.function.arguments})`);
-    const text = [delta.content || "", ...calls].filter(Boolean).join("\n");
+    const calls = (delta.tool_calls || []).map(({ function: { name, arguments: more } }) =>
+      (name ? `${message.content ? "\n" : ""}${name} ` : "") + (more || ""));  // the name first, arguments as they come
+    const text = [delta.content || "", ...calls].join("");
     if (text) {
       const own = event.gka || {};
       message.content += text;
