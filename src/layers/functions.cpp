@@ -134,16 +134,16 @@ at::Tensor each_number(const at::Tensor& x, const Of& of) {
 
 }  // namespace
 
-at::Tensor softplus_gate(const at::Tensor& projected, const at::Tensor& bias) {
+at::Tensor softplus_gate(const at::Tensor& projected, const at::Tensor& bias, const at::Tensor& a_log) {
   const auto wide = accumulate(projected);
   const auto z = wide + bias.to(wide.scalar_type());
-  if (!by_number(projected, {bias})) return at::softplus(z);
+  if (!by_number(projected, {bias, a_log})) return at::softplus(z);
   if (!is_narrow(z)) return z.abs().neg_().exp_().log1p_().add_(z.clamp_min(0));
   return each_number(z, [](float x) { return x > 20 ? x : std::log1p(std::exp(x)); });
 }
 
 at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const at::Tensor& dt_bias) {
-  const auto delta = softplus_gate(projected, dt_bias);
+  const auto delta = softplus_gate(projected, dt_bias, a_log);
   return -a_log.to(delta.scalar_type()).exp() * delta;
 }
 

@@ -71,8 +71,8 @@ at::Tensor repeat_heads(const at::Tensor& x, std::int64_t heads);
 // On a CPU a row of these has the same bits whatever rows stand beside it, unless the parameters they are given learn:
 // bias, A_log, or the weight of the projection.
 
-/// softplus(projected + bias), at least float32.
-at::Tensor softplus_gate(const at::Tensor& projected, const at::Tensor& bias);
+/// softplus(projected + bias), at least float32. `a_log` is what it will be multiplied by, if that may learn.
+at::Tensor softplus_gate(const at::Tensor& projected, const at::Tensor& bias, const at::Tensor& a_log = {});
 
 /// −exp(A_log) · softplus(projected + dt_bias), at least float32.
 at::Tensor log_decay(const at::Tensor& projected, const at::Tensor& a_log, const at::Tensor& dt_bias);

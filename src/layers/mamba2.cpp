@@ -76,7 +76,7 @@ class Mamba2 final : public Mixer {
     const auto parts = projected.split_with_sizes({inner_, inner_ + 2 * states, heads_}, -1);
     const auto mixed = conv_.forward(parts[1], call).split_with_sizes({inner_, states, states}, -1);
     const auto v = mixed[0].unflatten(-1, {heads_, config_.head_dim});
-    const auto delta = softplus_gate(parts[2], decay_.dt_bias);
+    const auto delta = softplus_gate(parts[2], decay_.dt_bias, decay_.a_log);
     const auto y = remember({.q = per_head(mixed[2]),
                              .k = per_head(mixed[1]),
                              .v = v,

@@ -403,6 +403,17 @@ TEST(Gates, OfGkaFollowTheirWeightsWhetherTheyLearnOrNot) {
   }
 }
 
+TEST(Gates, DecaysHaveTheSameBitsWithAndWithoutGradientsWhicheverParameterLearns) {
+  const auto x = random({37, 33}, 1).to(at::kFloat);
+  for (const bool rate_learns : {true, false}) {
+    const auto a_log = random({33}, 2).to(at::kFloat).requires_grad_(rate_learns);
+    const auto dt_bias = random({33}, 3).to(at::kFloat).requires_grad_(!rate_learns);
+    const auto learning = log_decay(x, a_log, dt_bias).detach();
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(at::equal(log_decay(x, a_log, dt_bias), learning)) << (rate_learns ? "A_log" : "dt_bias");
+  }
+}
+
 TEST(Gates, OfGkaThatLieSideBySideLearnEachForItself) {
   Parameters parameters({.generator = at::make_generator<at::CPUGeneratorImpl>(3), .requires_grad = true});
   const auto mixer = mixer_kind("GKA").make(wide(), parameters);

@@ -189,10 +189,9 @@ class FakeEngine : public infer::Engine {
                                                   : kEnd;
     std::vector<bool> mask;
     if (job.request.filter && job.request.filter->allowed(job.generated, mask)) {
-      const auto start =
-          static_cast<std::int64_t>(token + static_cast<std::int64_t>(job.request.sampling.seed * 7 + at * 31) *
-                                                (job.script.empty() ? 1 : 0)) %
-          257;
+      // A request without a seed has one of 64 bits: reduced first, so that nothing overflows to a negative place.
+      const auto shift = job.script.empty() ? (job.request.sampling.seed % 257 * 7 + at * 31) % 257 : 0;
+      const auto start = (token + static_cast<std::int64_t>(shift)) % 257;
       for (std::int64_t i = 0; i < 257; ++i) {
         token = (start + i) % 257;
         if (mask[static_cast<std::size_t>(token)]) return token;
