@@ -21,6 +21,7 @@ enum class Trial : std::uint8_t {
   keys_part,       // hopper/: Part::solve
   narrow_heads,    // hopper/: heads of 32 channels without padding
   wide_heads,      // hopper/: more than 128 key channels, forward
+  wide_backward,   // hopper/: the same, backward
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
@@ -28,6 +29,7 @@ inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"int8_products", Trial::int8_products},   {"grouped_heads", Trial::grouped_heads},
     {"constant_ridge", Trial::constant_ridge}, {"keys_part", Trial::keys_part},
     {"narrow_heads", Trial::narrow_heads},     {"wide_heads", Trial::wide_heads},
+    {"wide_backward", Trial::wide_backward},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.
