@@ -135,6 +135,19 @@ TEST(Choice, WideHeadsAreHoppersForwardOnTrialAlone) {
   }
 }
 
+TEST(Choice, WideHeadsAreHoppersBackwardOnTrialAlone) {
+  Problem p = usual();
+  p.key_dim = 200;
+  p.value_dim = 136;
+  const OnTrial on("wide_heads,wide_backward");
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
+  p.value_dim = 300;  // two blocks of 256
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
+  p.key_dim = 202;
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
+}
+
 TEST(Choice, TheKeysPartIsHoppersOnTrialAlone) {
   Problem p = usual();
   p.options.part = Part::solve;

@@ -492,7 +492,7 @@ struct WideStates {
     TokenGates& gates = memory.gates;
     clear(part);
     each(0, [&](const Tile& slice, int which) {
-      if (own_team() == which) part.template multiply_own<D>(tiles.v, slice);
+      if (Rows::own_group() == which) part.template multiply_own<D>(tiles.v, slice);
     });
     part.row_sums_with(tiles.k, memory.values_arriving);
     add_state(sum, part, gates.v_down, gates.end, memory.up_k, memory.r_down);
@@ -508,7 +508,7 @@ struct WideStates {
         part.template queue<Major::mn, kChunk, true>(column_block(tiles.k, which), slice);
         Rows::finish(of_x, part);
       });
-      const float share = memory.h_share[own_team()];
+      const float share = memory.h_share[Rows::own_group()];
       const auto by_share = [share](const At&, float& a, float& b) { a *= share, b *= share; };
       of_x.each(by_share);
       part.each(by_share);

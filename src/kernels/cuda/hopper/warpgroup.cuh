@@ -15,8 +15,6 @@ inline constexpr int kTileThreads = 128;
 /// Warpgroups that share a chunk where a kernel says so: each has 64 columns of every product of D.
 template <int D>
 inline constexpr int kTeams = kColumnBlocks<D>;
-/// Which of several warpgroups this is, as a number of which the compiler knows that a warp's threads have the same.
-__device__ __forceinline__ int own_team() { return __shfl_sync(0xffffffffu, thread() / kTileThreads, 0); }
 
 __device__ __forceinline__ int tile_thread() { return thread(); }
 template <int kGroups = 1, typename... Parameters, typename... Arguments>
@@ -298,6 +296,8 @@ class Product {
   static constexpr int kOwn = kN / kGroups;
 
  public:
+  /// Which of the groups this is, as a number of which the compiler knows that a warp's threads have the same.
+  static __device__ __forceinline__ int own_group() { return __shfl_sync(0xffffffffu, tile_thread() / kTileThreads, 0); }
   /// A number for each row, or column, that this thread has to do with.
   struct OfRows {
     float x[2 * kBlocks];
