@@ -58,7 +58,7 @@ install_packages() {
 build() {
   install_packages
   if [ ! -f "$build/build.ninja" ]; then
-    cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGKA_BUILD_TESTS=ON -DGKA_PRECOMPILE=ON -DGKA_WERROR=OFF \
+    within 120 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGKA_BUILD_TESTS=ON -DGKA_PRECOMPILE=ON -DGKA_WERROR=OFF \
       -DGKA_CUDA=ON -DGKA_CUDA_ARCHITECTURES="${ARCHITECTURES:-90-real}" -DGKA_PYTHON="$(command -v "$python")" || return 1
   fi
   local targets=(bin/gka bin/gka-torch lib/libgka.so lib/libgka_engine.so lib/libgka_python.so)

@@ -1,4 +1,4 @@
-// Kernels on trial: they agree with the reference on the host, thread by thread, and no card has run them as they are.
+// Kernels on trial: they agree with the reference on the host, thread by thread, and no card has run them as they are,
 // or none has shown that they pay. Each is off until GKA_TRIAL names it (`GKA_TRIAL=crowd_step,…`, or `all`);
 // docs/kernels.md says what each is for, and one that a card has run and timed loses its line here.
 #pragma once
