@@ -80,12 +80,13 @@ def section(told: dict, picture: str) -> str:
         shown = [f"{cell['milliseconds']:.2f}" if "milliseconds" in cell else cell["error"] for cell in row]
         rows.append([f"{length:,}", *shown])
     kernels = sorted({row["attention_kernel"] for row in told["rows"] if "attention_kernel" in row})
+    date = told.get("date", time.strftime("%Y-%m-%d"))
     attention = f" Attention by torch's fastest kernel at each length ({', '.join(kernels)})." if kernels else ""
     return "\n".join(
         [
             f"## One layer, {told['device'].split(':')[0].upper()}",
             "",
-            f"`python bench/layer.py` on {told.get('date', time.strftime('%Y-%m-%d'))}: {told['machine']}; {told['dtype']}, batch "
+            f"`python bench/layer.py` on {date}: {told['machine']}; {told['dtype']}, batch "
             f"{told['batch']}, {told['heads']} heads of {told['head_dim']}. Forward + backward of a whole layer, "
             f"projections included, in ms; layers take turns; medians.{attention} Gated DeltaNet has values twice as "
             "wide as keys, so its memory is as large as GKA's two. Mamba2 is twice as wide, in heads of 64 whose "

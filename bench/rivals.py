@@ -7,10 +7,10 @@ inputs; times as bench/gpu.py takes them, both sides in one run. --beside names 
 
 Prints the tables and writes them to docs/benchmarks.md; with --only into a section of their own.
 
-FLA's kernels are compiled for each of their configurations at the first call, some 400 of them for the two memories with
-a decay per channel, one after the other. --compilers N lets N processes compile a share each first; --configurations N
-takes at most N for a kernel, evenly from FLA's list, and the tables say so. What is needed beside torch: triton, einops,
-packaging.
+FLA's kernels are compiled for each of their configurations at the first call, some 400 of them for the two memories
+with a decay per channel, one after the other. --compilers N lets N processes compile a share each first;
+--configurations N takes at most N for a kernel, evenly from FLA's list, and the tables say so. What is needed beside
+torch: triton, einops, packaging.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import torch
 from block import relative_error
 from common import ROOT, markdown, write_section
 from console import Progress, run_program, table
+from gpu import driver, leaves, median_time, number, passes
 from torch import Tensor
 from torch.nn import functional as F
 
 import gka
-from gpu import driver, leaves, median_time, number, passes
 
 HEADS, KEYS = 8, 128
 SHAPES = ((4, 4096), (4, 16384), (1, 65536))

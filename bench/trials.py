@@ -30,11 +30,11 @@ import torch
 from block import relative_error
 from common import ROOT, gka_json, seconds
 from console import Progress, paint, run_program, table
+from gpu import ITERATIONS, STRONG, USUAL, WEAK, Shape, inputs, leaves, median_time, number
 from torch import Tensor
 
 import gka
 import gka.models
-from gpu import ITERATIONS, STRONG, USUAL, WEAK, Shape, inputs, leaves, median_time, number
 
 CHECKED = 8  # sequences of a step that are compared with float64
 

@@ -3,7 +3,8 @@ the same width and heads, gradients of weights and input; the median of so many 
 
     python3 beside.py FOLDER --lengths 1k,4k,16k,64k        FOLDER has the package `fla`
 
---json-lines prints every row by itself, as soon as it is measured. Its kernels are compiled and tuned at their first call, which is not timed and takes most of the time.
+--json-lines prints every row by itself, as soon as it is measured. FLA's kernels are compiled and tuned at their first
+call, which is not timed and takes most of the time.
 """
 
 from __future__ import annotations

@@ -420,7 +420,7 @@ def arguments() -> argparse.Namespace:
                          help="torch's kernel; auto tries both, with five steps at each length (cuDNN, which was the "
                          "faster one wherever both were tried)")  # fmt: skip
         one.add_argument("--budget", type=float, default=1e9, metavar="SECONDS",
-                         help="what would not end before is not begun, what has not is stopped; its rows are kept")  # fmt: skip
+                         help="what would not end before is not begun, what has not is stopped")  # fmt: skip
         one.add_argument("--again", action="store_true", help="also what this repository has results of")
         one.add_argument("--device", default="auto")
         one.add_argument("--out", default=str(HERE))
