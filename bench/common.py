@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import write_atomically  # noqa: E402
+from console import PROGRAM, write_atomically  # noqa: E402
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
@@ -145,8 +145,7 @@ def gka_json(arguments: list[str], source: str | None = None) -> dict:
     """What `gka ARGUMENTS` prints as JSON, its progress left on stderr; or what it printed before, in `source`."""
     if source is not None:
         return json.loads(Path(source).read_text())
-    program = os.environ.get("GKA_PROGRAM") or Path(sys.executable).parent / "gka"
-    return json.loads(subprocess.run([program, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return json.loads(subprocess.run([PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

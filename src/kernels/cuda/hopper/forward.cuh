@@ -6,7 +6,6 @@
 #include "kernels/cuda/hopper/blocks.h"
 #include "kernels/cuda/hopper/chunk_o.cuh"
 #include "kernels/cuda/saved.h"
-#include "kernels/cuda/trial.h"
 
 namespace gka::kernels::cuda::hopper {
 
@@ -31,7 +30,7 @@ void with_type(const Problem& p, Body&& body) {
 /// Whether a problem's heads need not be padded to 64 channels. What Saved holds does not depend on it.
 inline bool is_narrow(const Problem& p) {
   return p.key_dim <= kNarrowSize && p.value_dim <= kNarrowSize && p.options.part == Part::both &&
-         p.options.ridge_mode == RidgeMode::adaptive && on_trial(Trial::narrow_heads);
+         p.options.ridge_mode == RidgeMode::adaptive;
 }
 
 /// Calls body with the D of the problem, unless it is narrow or wide, as a compile-time constant.
@@ -54,10 +53,10 @@ void with_size(const Problem& p, bool narrow, Body&& body) {
 
 /// Calls body with a flag as a compile-time constant; for narrow and wide heads with what `is_narrow`, and
 /// `takes_wide` of choose.h, ask of it.
-template <int D, bool kOfTrial, typename Body>
+template <int D, bool kOfTheirs, typename Body>
 void with_known(bool flag, Body&& body) {
   if constexpr (D == kNarrowSize || D == kWideSize) {
-    body(std::bool_constant<kOfTrial>{});
+    body(std::bool_constant<kOfTheirs>{});
   } else if (flag) {
     body(std::true_type{});
   } else {
