@@ -120,6 +120,19 @@ TEST(Choice, WideHeadsAreHoppersForward) {
   }
 }
 
+TEST(Choice, WideHeadsAreHoppersBackwardOnTrialAlone) {
+  Problem p = usual();
+  p.key_dim = 200;
+  p.value_dim = 136;
+  const OnTrial on("wide_backward");
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
+  p.value_dim = 300;  // two blocks of 256
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
+  p.key_dim = 202;
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
+}
+
 TEST(Choice, TheKeysPartIsHoppersWithTheAdaptiveRidge) {
   Problem p = usual();
   p.options.part = Part::solve;

@@ -426,13 +426,15 @@ TEST(NarrowHeads, EitherBackwardPassFollowsEitherForwardPass) {
   }
 }
 
-// ---- Heads of more than 128 key channels, forward ------------------------------------------------------------------
+// ---- Heads of more than 128 key channels ---------------------------------------------------------------------------
 
-/// The outputs, and with `backward` the gradients that the plain path finds from what was saved. Few keys make a
-/// certainty of 256 channels small, and it is a difference of numbers of order 1: it is compared as it is.
-void expect_wide_close_to_reference(void (*change)(CaseSpec&), bool backward = false) {
-  const CaseSpec spec = spec_with(256, change);
-  const Case c(spec);
+/// Whose gradients are compared beside the outputs.
+enum class After { nothing, own, own_and_plain };
+
+/// Few keys make a certainty of 256 channels small, and it is a difference of numbers of order 1: it is compared as it
+/// is.
+void expect_wide_close_to_reference(void (*change)(CaseSpec&), After after = After::nothing) {
+  const Case c(spec_with(256, change));
   const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs();
   reference::forward(c.problem(), want.pointers());
   const Outputs out = outputs_of(got);
@@ -443,15 +445,19 @@ void expect_wide_close_to_reference(void (*change)(CaseSpec&), bool backward = f
     const double certainty = want.certainty.at(0, i / heads, i % heads, 0);
     ASSERT_NEAR(got.certainty.at(0, i / heads, i % heads, 0), certainty, 5e-3) << c.describe();
   }
-  if (!backward) return;
+  if (after == After::nothing) return;
   const OwnedGradients gradients = c.gradients(DType::float64), found = c.gradients();
   reference::backward(c.problem(), gradients.pointers());
-  CudaOnHost::backward(c.problem(), out.saved, found.pointers());
+  HopperOnHost::backward(c.problem(), out.saved, found.pointers());
   expect_close(found, gradients, 1e-2, c.describe());
+  if (after == After::own) return;
+  const OwnedGradients by_plain = c.gradients();
+  CudaOnHost::backward(c.problem(), out.saved, by_plain.pointers());
+  expect_close(by_plain, gradients, 1e-2, c.describe());
 }
 
 TEST(WideHeads, MatchTheReferenceAndLeaveWhatThePlainBackwardPassNeeds) {
-  expect_wide_close_to_reference([](CaseSpec&) {}, true);
+  expect_wide_close_to_reference([](CaseSpec&) {}, After::own_and_plain);
 }
 TEST(WideHeads, MatchTheReferenceAtTheStartOfASequence) {
   expect_wide_close_to_reference([](CaseSpec& s) { s.h0 = s.u0 = false; });
@@ -463,11 +469,13 @@ TEST(WideHeads, MatchTheReferenceWhereKeysShareADirection) {
   });
 }
 TEST(WideHeads, LoseNothingToStrongDecay) {
-  expect_wide_close_to_reference([](CaseSpec& s) {
-    s.keys = Keys::silu;
-    s.weakest_decay = 0.5;
-    s.strongest_decay = 1.5;
-  });
+  expect_wide_close_to_reference(
+      [](CaseSpec& s) {
+        s.keys = Keys::silu;
+        s.weakest_decay = 0.5;
+        s.strongest_decay = 1.5;
+      },
+      After::own);
 }
 TEST(WideHeads, TakeFewIterationsAndASmallRidge) {
   expect_wide_close_to_reference([](CaseSpec& s) {
@@ -482,23 +490,49 @@ TEST(WideHeads, TakePlainStepsWhereRefiningIsOff) {
     s.options.refine = false;
   });
 }
+void make_forgetful(CaseSpec& s) {
+  s.layout = Layout::padded;
+  s.asymmetric_h0 = true;
+  s.forget = 0.05;
+  s.skip = 0.1;
+}
 TEST(WideHeads, ForgetAndSkipExactlyWithChannelsMissing) {
   expect_wide_close_to_reference([](CaseSpec& s) {
-    s.layout = Layout::padded;
-    s.asymmetric_h0 = true;
-    s.forget = 0.05;
-    s.skip = 0.1;
+    make_forgetful(s);
     s.key_dim = 131;
     s.value_dim = 53;
   });
 }
+TEST(WideHeads, ForgetAndSkipExactlyBackward) {
+  expect_wide_close_to_reference(
+      [](CaseSpec& s) {
+        make_forgetful(s);
+        s.tokens = 100;
+        s.key_dim = 136;
+        s.value_dim = 52;
+      },
+      After::own);
+}
 TEST(WideHeads, MatchTheReferenceOnPackedFloat16WithMoreValuesThanKeys) {
-  expect_wide_close_to_reference([](CaseSpec& s) {
-    s.dtype = DType::float16;
-    s.lengths = {70, 0, 128, 1, 40};
-    s.key_dim = 200;
-    s.value_dim = 232;
-  });
+  expect_wide_close_to_reference(
+      [](CaseSpec& s) {
+        s.dtype = DType::float16;
+        s.lengths = {70, 0, 128, 1, 40};
+        s.key_dim = 200;
+        s.value_dim = 232;
+      },
+      After::own);
+}
+/// From nothing, with no gradients of states: all that may be missing.
+TEST(WideHeads, TakeACallWithoutGatesAndStates) {
+  expect_wide_close_to_reference(
+      [](CaseSpec& s) {
+        s.log_decay = s.beta = s.alpha = s.h0 = s.u0 = s.d_h = s.d_u = false;
+        s.tokens = 70;
+        s.options.scale = 0.3;
+        s.options.ridge_gradient = false;
+      },
+      After::own);
 }
 TEST(WideHeads, ReadWhatHeadsShare) {
   expect_wide_close_to_reference([](CaseSpec& s) {

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/hopper/blocks.h"
 #include "kernels/cuda/hopper/chunk_o.cuh"
+#include "kernels/cuda/hopper/solve_wide.cuh"
 #include "kernels/cuda/saved.h"
 
 namespace gka::kernels::cuda::hopper {
@@ -167,6 +168,18 @@ void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, 
             whole_pairs(call.rhs, p.key_dim));
     });
   });
+}
+
+/// The same of wide heads.
+template <bool kReads>
+void start_wide_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
+                      const Device& device, const char* systems) {
+  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
+  if (p.batch * p.tokens * p.heads == 0) return;
+  constexpr int kBytes = WideLayout::kBytes;
+  const std::int64_t blocks = blocks_of_chunks(solve_wide<kReads>, p, kBytes, device, kWideThreads);
+  auto* const parked = allocate<float4>(device, blocks * kWideGroups * kParked<kWideColumns>);
+  start<kWideThreads>(solve_wide<kReads>, blocks, kBytes, device, p, plan, states, call, schedules, systems, parked);
 }
 
 }  // namespace gka::kernels::cuda::hopper
