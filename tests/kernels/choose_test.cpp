@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -119,6 +120,14 @@ TEST(Choice, WideHeadsAreHoppersForward) {
     EXPECT_EQ(choose_on(other, usual_gradients()).path, Path::plain);
   }
 }
+
+/// GKA_TRIAL for a while.
+class OnTrial {
+ public:
+  explicit OnTrial(const char* names) { setenv("GKA_TRIAL", names, 1); }
+  OnTrial(const OnTrial&) = delete;
+  ~OnTrial() { unsetenv("GKA_TRIAL"); }
+};
 
 TEST(Choice, WideHeadsAreHoppersBackwardOnTrialAlone) {
   Problem p = usual();

@@ -14,6 +14,7 @@
 #include "gka/kernels.h"
 #include "kernels/cuda/hopper/schedule.h"
 #include "kernels/cuda/hopper/sizes.h"
+#include "kernels/cuda/trial.h"
 
 namespace gka::kernels::cuda {
 
