@@ -148,6 +148,37 @@ def gka_json(arguments: list[str], source: str | None = None) -> dict:
     return json.loads(subprocess.run([PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
+def gka_rows(arguments: list[str], source: str | None = None, keep: Path | None = None) -> dict:
+    """What `gka ARGUMENTS --json-lines` measures: its rows, and beside them what they have in common. Each row is
+    printed into `keep` as soon as it is there, so that a limit of time costs only what is being measured. Or the rows
+    of an earlier run, in `source`: lines, or what --json printed."""
+    if source is not None:
+        told = [json.loads(line) for line in json_texts(Path(source).read_text())]
+        return told[0] if len(told) == 1 and "rows" in told[0] else together(told)
+    rows = []
+    with subprocess.Popen([PROGRAM, *arguments, "--json-lines"], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            rows.append(json.loads(line))
+            if keep is not None:
+                with keep.open("a") as file:
+                    file.write(line)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return together(rows)
+
+
+def json_texts(text: str) -> list[str]:
+    """One text of many lines, or one a line."""
+    lines = text.strip().splitlines()
+    return lines if lines and lines[0].endswith("}") else [text]
+
+
+def together(rows: list[dict]) -> dict:
+    if not rows:
+        raise SystemExit("nothing was measured")
+    return rows[0] | {"rows": rows}
+
+
 def markdown(header: list[str], rows: list[list[str]]) -> str:
     rule = ["---"] + ["---:"] * (len(header) - 1)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])

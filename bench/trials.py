@@ -33,7 +33,7 @@ import torch
 from block import relative_error
 from common import ROOT, gka_json, seconds
 from console import GrowingTable, paint, run_program, table
-from gpu import ITERATIONS, STRONG, WEAK, WIDE, Shape, inputs, leaves, median_time, number
+from gpu import ITERATIONS, WEAK, Shape, inputs, leaves, median_time, number
 from torch import Tensor
 
 import gka
@@ -237,9 +237,6 @@ WORKS = (
     Work("crowd_step", "the same, 2 key heads of 8", LOGPROBS, decoded(64, key_heads=2)),
     Work("crowd_step", "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
     Work("crowd_step", "engine, 440M, 32 sequences", None, engine("440m/gka", 32)),
-    Work("wide_backward", "4 heads of 256, B4 T4096", GRADIENTS, whole_sequences(4, 4096, WIDE, True)),
-    Work("wide_backward", "all chunks refined", GRADIENTS, whole_sequences(4, 4096, WIDE, True, decay=STRONG)),
-    Work("wide_backward", "4 heads of 192, V = 136", GRADIENTS, whole_sequences(4, 4096, Shape(4, 192, 136), True)),
 )
 
 HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]

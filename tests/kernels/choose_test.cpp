@@ -101,12 +101,11 @@ TEST(Choice, AConstantRidgeIsHoppersUnlessItIsSmallOrADiagonalOrTakesManyIterati
   }
 }
 
-TEST(Choice, WideHeadsAreHoppersForward) {
+TEST(Choice, WideHeadsAreHoppersBothWays) {
   Problem p = usual();
   p.key_dim = p.value_dim = 256;
   EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
-  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
-  EXPECT_TRUE(std::string(choose_on(p, usual_gradients()).why).starts_with("the Hopper kernels' backward pass "));
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
   EXPECT_FALSE(hopper::keeps_tiles(p));  // either backward pass follows
   const std::vector<std::function<void(Problem&)>> changes = {
       [](Problem& of) { of.key_dim = 257; },
@@ -121,25 +120,17 @@ TEST(Choice, WideHeadsAreHoppersForward) {
   }
 }
 
-/// GKA_TRIAL for a while.
-class OnTrial {
- public:
-  explicit OnTrial(const char* names) { setenv("GKA_TRIAL", names, 1); }
-  OnTrial(const OnTrial&) = delete;
-  ~OnTrial() { unsetenv("GKA_TRIAL"); }
-};
-
-TEST(Choice, WideHeadsAreHoppersBackwardOnTrialAlone) {
+TEST(Choice, WideHeadsBackwardComeInMultiplesOfFourChannels) {
   Problem p = usual();
   p.key_dim = 200;
   p.value_dim = 136;
-  const OnTrial on("wide_backward");
   EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
   p.value_dim = 300;  // two blocks of 256
   EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
   p.key_dim = 202;
   EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
   EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
+  EXPECT_TRUE(std::string(choose_on(p, usual_gradients()).why).starts_with("the Hopper kernels' backward pass "));
 }
 
 TEST(Choice, TheKeysPartIsHoppersWithTheAdaptiveRidge) {

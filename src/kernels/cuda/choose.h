@@ -14,7 +14,6 @@
 #include "gka/kernels.h"
 #include "kernels/cuda/hopper/schedule.h"
 #include "kernels/cuda/hopper/sizes.h"
-#include "kernels/cuda/trial.h"
 
 namespace gka::kernels::cuda {
 
@@ -85,9 +84,6 @@ inline const char* why_not_carried(const Problem& p) { return first_broken(kCarr
 /// The same of its backward pass.
 inline const char* why_not_carried(const Problem& p, const Gradients& g) {
   if (const char* why = why_not_carried(p); *why != 0) return why;
-  if (p.key_dim > kLargeSize && !on_trial(Trial::wide_backward)) {
-    return "the Hopper kernels' backward pass takes up to 128 key channels";
-  }
   if (p.key_dim % 4 != 0 || (p.options.part == Part::both && p.value_dim % 4 != 0)) {
     return "the Hopper kernels' backward pass takes channels in multiples of 4";
   }

@@ -13,13 +13,11 @@
 namespace gka::kernels::cuda {
 
 enum class Trial : std::uint8_t {
-  crowd_step,     // step_registers.cu: one token for three heads and more to a multiprocessor
-  wide_backward,  // hopper/: the backward pass of more than 128 key channels
+  crowd_step,  // step_registers.cu: one token for three heads and more to a multiprocessor
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"crowd_step", Trial::crowd_step},
-    {"wide_backward", Trial::wide_backward},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.
