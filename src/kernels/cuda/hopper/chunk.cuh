@@ -397,6 +397,13 @@ void start(void (*kernel)(Parameters...), std::int64_t tasks, int shared_bytes, 
   launch<kBlock>(kernel, blocks, shared_bytes, device.stream, std::forward<Arguments>(arguments)...);
 }
 
+/// The same with a block for each task: what keeps nothing from task to task need not wait for the slowest of a round.
+template <typename... Parameters, typename... Arguments>
+void start_each(void (*kernel)(Parameters...), std::int64_t tasks, int shared_bytes, const Device& device,
+                Arguments&&... arguments) {
+  launch_blocks_of<kWarpgroup>(kernel, tasks, shared_bytes, device.stream, std::forward<Arguments>(arguments)...);
+}
+
 /// Room for segments, and groups of up to `per_group` of them.
 inline Cut room_for_cut(const Problem& p, int per_group, const Device& device) {
   const std::int64_t segments = segments_of(p), length = kSegment * per_group;

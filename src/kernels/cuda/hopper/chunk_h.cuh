@@ -188,12 +188,20 @@ struct GroupStates {
   bool symmetric = false;  // `start` counts as its symmetric part
 };
 
-/// arriving_s = ζ_{s-1} arriving_{s-1} + part_{s-1} for both states, one element per thread, eight loads under way.
+/// kOwn neighbouring numbers of a state.
+template <int kOwn>
+struct alignas(4 * kOwn) StateNumbers {
+  float x[kOwn];
+};
+
+/// arriving_s = ζ_{s-1} arriving_{s-1} + part_{s-1} for both states, kOwn elements per thread, eight loads under way.
+template <int kOwn>
 static __global__ void __launch_bounds__(256)
     carry_groups(const __grid_constant__ Problem p, Cut cut, const __grid_constant__ GroupStates h,
                  const __grid_constant__ GroupStates u, const float* zeta) {
-  constexpr int kAhead = 8;
-  const auto tiles_of = [](const GroupStates& of) { return (of.rows * of.columns + 255) / 256; };
+  constexpr int kAhead = 8, kTile = 256 * kOwn;
+  using Numbers = StateNumbers<kOwn>;
+  const auto tiles_of = [](const GroupStates& of) { return (of.rows * of.columns + kTile - 1) / kTile; };
   const int tiles = tiles_of(h) + tiles_of(u);
   const int heads = heads_of(p), tasks = static_cast<int>(p.sequences) * heads * tiles;
   for (int task = own_block(); task < tasks; task += all_blocks()) {
@@ -202,20 +210,27 @@ static __global__ void __launch_bounds__(256)
     const GroupStates& c = of_u ? u : h;
     const std::int64_t size = static_cast<std::int64_t>(c.rows) * c.columns;
     const int sequence_head = task / tiles, n = sequence_head / heads, head = sequence_head % heads;
-    const int e = (of_u ? tile - tiles_of(h) : tile) * 256 + thread();
+    const int e = (of_u ? tile - tiles_of(h) : tile) * kTile + thread() * kOwn;
     if (e >= size) continue;
-    float state = 0;
+    Numbers state{};
     if (c.start != nullptr) {
       const float* const start = c.start + sequence_head * size;
-      state = c.symmetric ? 0.5f * start[e] + 0.5f * start[e % c.columns * c.columns + e / c.columns] : start[e];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int at = e + i, mirrored = at % c.columns * c.columns + at / c.columns;
+        state.x[i] = c.symmetric ? 0.5f * start[at] + 0.5f * start[mirrored] : start[at];
+      }
     }
     const std::int64_t first = cut.group_begin[n];
     const int count = static_cast<int>(cut.group_begin[n + 1] - first);
-    const float *part = c.parts + (first * p.heads + head) * size + e, *left = zeta + first * p.heads + head;
-    float* arriving = c.parts + (first * p.heads + head) * size + e;
-    const std::int64_t apart = p.heads * size;
+    float* const parts_of_head = c.parts + (first * p.heads + head) * size + e;
+    const auto* part = reinterpret_cast<const Numbers*>(parts_of_head);
+    auto* arriving = reinterpret_cast<Numbers*>(parts_of_head);
+    const float* left = zeta + first * p.heads + head;
+    const std::int64_t apart = p.heads * size / kOwn;
     for (int i = 0; i < count; i += kAhead) {
-      float parts[kAhead], by[kAhead];
+      Numbers parts[kAhead];
+      float by[kAhead];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
         parts[a] = *part, by[a] = *left;
@@ -226,11 +241,18 @@ static __global__ void __launch_bounds__(256)
         if (i + a >= count) break;
         *arriving = state;
         arriving += apart;
-        state = (by[a] == 0 ? 0 : by[a] * state) + parts[a];
+#pragma unroll
+        for (int k = 0; k < kOwn; ++k) state.x[k] = (by[a] == 0 ? 0 : by[a] * state.x[k]) + parts[a].x[k];
       }
     }
-    if (c.end != nullptr) c.end[sequence_head * size + e] = state;
+    if (c.end != nullptr) *reinterpret_cast<Numbers*>(c.end + sequence_head * size + e) = state;
   }
+}
+
+/// Whether four neighbouring numbers of a state can be taken at once.
+inline bool lies_in_fours(const GroupStates& states) {
+  const auto address = reinterpret_cast<std::uintptr_t>(states.parts) | reinterpret_cast<std::uintptr_t>(states.end);
+  return states.rows * states.columns % 4 == 0 && address % 16 == 0;
 }
 
 /// A barrier of one warpgroup.

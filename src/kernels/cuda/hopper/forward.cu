@@ -26,8 +26,8 @@ char* start_systems(const Problem& p, const Plan& plan, const ChunkGates* gates,
   with_type(p, [&](auto type) {
     with_ridge<D>(p, [&](auto constant) {
       constexpr auto kernel = chunk_system<D, decltype(type)::type, decltype(constant)::value>;
-      start(kernel, blocks_of_chunks(kernel, p, kSystemBytes<D>, device), kSystemBytes<D>, device, p, plan, gates,
-            states, norm, schedules, systems, whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
+      start_each(kernel, slots_of(p), kSystemBytes<D>, device, p, plan, gates, states, norm, schedules, systems,
+                 whole_units(p.k, p.key_dim), whole_pairs(p.q, p.key_dim));
     });
   });
   return systems;
@@ -73,8 +73,11 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
                          .end = static_cast<float*>(out.u),
                          .rows = dim,
                          .columns = width};
-  const std::int64_t elements = p.sequences * p.heads * (dim * dim + dim * width + 512);
-  start<256>(carry_groups, elements / 256, 0, device, p, cut, of_h, of_u, static_cast<const float*>(zeta));
+  const std::int64_t elements = p.sequences * p.heads * (dim * dim + dim * width + 2048);
+  const auto carry = [&](auto kernel, int own) {
+    start<256>(kernel, elements / (256 * own), 0, device, p, cut, of_h, of_u, static_cast<const float*>(zeta));
+  };
+  lies_in_fours(of_h) && lies_in_fours(of_u) ? carry(carry_groups<4>, 4) : carry(carry_groups<1>, 1);
   if (out.saved.h != nullptr && keeps_tiles(p)) {
     const KeptStates kept = kept_states<D>(p, out.saved);
     call.h.chunks = kept.h;
@@ -112,7 +115,8 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
                           .o_pairs = whole_pairs(out.o, p.value_dim),
                           .whole_o = out.o.dtype == p.q.dtype && whole_units(out.o, p.value_dim)};
   with_type(p, [&](auto type) {
-    start(chunk_o<D, decltype(type)::type>, slots * output.states.across, kOutputBytes<D>, device, p, cut.plan, output);
+    start_each(chunk_o<D, decltype(type)::type>, slots * output.states.across, kOutputBytes<D>, device, p, cut.plan,
+               output);
   });
 }
 
