@@ -22,6 +22,7 @@
 
 #include "kernels/cuda/gated_rms_norm_vectors.cuh"
 #include "kernels/cuda/gates.cuh"
+#include "kernels/cuda/hopper/schedule.h"
 #include "kernels/cuda/short_conv_vectors.cuh"
 #include "kernels/cuda/step_block.h"
 #include "kernels/cuda/thread_block.cuh"
@@ -55,26 +56,89 @@ struct Crowd {
 };
 
 inline constexpr int kTable = 64;
+/// The most steps of a schedule for spectra that reach less far than 1.
+inline constexpr int kMostFewer = hopper::kShortest + 2 * (hopper::kReaches - 1);
 
-/// s_i and m_i of the iterations, the same for all tokens; behind the table's end the recurrence goes on from omega.
-struct Table {
+/// s_i and m_i of the iterations on [ridge, top + ridge].
+template <int kSteps>
+struct Coefficients {
   float start = 0;
-  float s[kTable + 1] = {}, m[kTable + 1] = {};
-  double sum = 0, ratio = 0, omega = 0;
+  float s[kSteps + 1] = {}, m[kSteps + 1] = {};
+
+  /// The last weight m + 1.
+  double fill(double ridge, double top) {
+    Schedule schedule(Solver::chebyshev, top + ridge, ridge);
+    start = static_cast<float>(schedule.start().s);
+    double omega = 0;
+    for (int i = 1; i <= kSteps; ++i) {
+      const kernels::Coefficients c = schedule.step(i);
+      s[i] = static_cast<float>(c.s);
+      m[i] = static_cast<float>(c.m);
+      omega = 1 + c.m;
+    }
+    return omega;
+  }
 };
 
-Table table_of(double ridge) {
-  Table table{.sum = 1 + 2 * ridge, .ratio = 1 / (1 + 2 * ridge)};
-  Schedule schedule(Solver::chebyshev, 1 + ridge, ridge);
-  table.start = static_cast<float>(schedule.start().s);
-  for (int i = 1; i <= kTable; ++i) {
-    const Coefficients c = schedule.step(i);
-    table.s[i] = static_cast<float>(c.s);
-    table.m[i] = static_cast<float>(c.m);
-    table.omega = 1 + c.m;
+/// The same for all tokens; behind the table's end the recurrence goes on from omega.
+///
+/// Early: a budget of hopper::kBudget iterations and more is spent no further than what is proven to be enough, as
+/// sequences on Hopper are: `enough` steps, or fewer of those for spectra that reach less far, which are for heads with
+/// tr H/‖H‖_F ≥ spread[i]. Steps are taken in float32, and what a step leaves of a direction is in proportion to what x
+/// has of it, so heads of few keys need no more than others.
+struct Table {
+  Coefficients<kTable> all;
+  double sum = 0, ratio = 0, omega = 0;
+
+  int enough = 0;  // 0: all iterations are taken
+  int reaches = 0;
+  float spread[hopper::kReaches] = {};
+  Coefficients<kMostFewer> fewer[hopper::kReaches];
+};
+
+/// For rounding, where traces and norms are found.
+inline constexpr double kSpreadMargin = 1.005;
+
+Table table_of(const Options& options, std::int64_t dim, bool early) {
+  const double ridge = options.ridge;
+  Table table;
+  table.sum = 1 + 2 * ridge;
+  table.ratio = 1 / table.sum;
+  table.omega = table.all.fill(ridge, 1);
+  if (!early || !options.refine) return table;
+  table.enough = hopper::enough_steps(hopper::rate_of(ridge, 1));
+  for (int i = 0; i < hopper::kReaches; ++i) {
+    const int steps = hopper::kShortest + 2 * i;
+    const double reach = hopper::reach_of(ridge, steps);
+    if (steps >= table.enough || reach >= 1) break;
+    table.fewer[i].fill(ridge, reach);
+    table.spread[i] = static_cast<float>(kSpreadMargin * hopper::spread_for(reach, static_cast<double>(dim)));
+    table.reaches = i + 1;
   }
   return table;
 }
+
+/// What a head takes of a table.
+struct Steps {
+  float start;
+  const float *s, *m;
+  int count;
+
+  __device__ Steps(const Table& table, std::int64_t iterations, double spread)
+      : start(table.all.start), s(table.all.s), m(table.all.m), count(static_cast<int>(iterations)) {
+    if (table.enough == 0 || iterations < hopper::kBudget) return;
+    count = count < table.enough ? count : table.enough;
+    for (int i = 0; i < table.reaches; ++i) {
+      const int fewer = hopper::kShortest + 2 * i;
+      if (fewer >= count || !(spread >= static_cast<double>(table.spread[i]))) continue;
+      start = table.fewer[i].start;
+      s = table.fewer[i].s;
+      m = table.fewer[i].m;
+      count = fewer;
+      return;
+    }
+  }
+};
 
 /// The sum over the block, the same bits for every thread. `parts` has room for a number per warp and is free again
 /// after the next barrier.
@@ -244,7 +308,7 @@ struct Shared {
   float x[2][kDim];
   float z[kDim];
   float o[Shape::kBlock * 4];  // a vector per thread
-  float parts[Shape::kBlockWarps];
+  float parts[Shape::kBlockWarps], traces[Shape::kBlockWarps];
   double wide_parts[Shape::kBlockWarps];
 };
 
@@ -275,10 +339,15 @@ struct ValueTile {
   }
 };
 
-/// ‖H‖_F. Squares in float32 serve unless they leave its range.
+/// ‖H‖_F, and tr H of the parts that threads have of it. Squares in float32 serve unless they leave its range.
 template <typename Shape, int kDim, typename Room>
-__device__ __forceinline__ double norm_of(const Tile<Shape, kDim>& tile, Room& room) {
+__device__ __forceinline__ double norm_of(const Tile<Shape, kDim>& tile, Room& room, float& trace) {
+  trace = sum_lanes(trace);
+  if (lane() == 0) room.traces[warp()] = trace;
   const float squares = sum_block(tile.template squares<float>(), room.parts);
+  trace = 0;
+#pragma unroll
+  for (const float part : room.traces) trace += part;
   if (squares > 1e-30f && squares < 1e30f) return sqrt(static_cast<double>(squares));
   return sqrt(sum_block(tile.template squares<double>(), room.wide_parts));
 }
@@ -301,6 +370,7 @@ struct Alone {
   using Call = Step;
 
   __device__ static const Step& step(const Call& call) { return call; }
+  static DType dtype(const Call& call) { return call.q.dtype; }
 
   __device__ static float read_gate(const View& view, std::int64_t b, std::int64_t head, float otherwise) {
     return view.data != nullptr ? read<float>(view, offset(view, b, 0, head)) : otherwise;
@@ -353,6 +423,7 @@ struct InBlock {
   using Call = StepBlock;
 
   __device__ static const Step& step(const Call& call) { return call.step; }
+  static DType dtype(const Call&) { return kType; }
 
   __device__ static OpenGates gates(const Call& p, std::int64_t b, std::int64_t head) {
     const auto open = [&](int kind, float otherwise) {
@@ -509,31 +580,33 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   const float alpha = gates.alpha, gamma = exp(gates.log_decay);
   Ends::token(call, b, slot, head, Weight(gates.beta), room);
   const int t = thread();
+  float trace = table.reaches > 0 && t < kDim ? h[t * (kDim + 1)] : 0.0f;
   if constexpr (Place::kHalf) wait_for_groups_but<1>();
   sync();
 
   if constexpr (Place::kHalf) tile.load_half(Place::half());
-  tile.update(s.options.decay_keys ? gamma : 1.0f, room.k, h);
-  const double f = norm_of(tile, room);
+  const float fades = s.options.decay_keys ? gamma : 1.0f;
+  tile.update(fades, room.k, h);
+  if (t < kDim) trace = (fades == 0 ? 0.0f : fades * trace) + room.k[t] * room.k[t];
+  const double f = norm_of(tile, room, trace);
   Values::template copy<Place::kAtFirst, Values::kCount>(u, staged);  // all have met in norm_of and have their H
   const double inverse = 1 / f;
   const bool solved = inverse > 0 && inverse <= static_cast<double>(std::numeric_limits<float>::max());
   const float sigma = solved ? static_cast<float>(inverse) : 1.0f, ridge = static_cast<float>(s.options.ridge);
 
-  const int row = HTile::own_row();
+  const Steps steps(table, s.iterations != nullptr ? s.iterations[b] : s.options.iterations, trace * inverse);
+  const int row = HTile::own_row(), iterations = solved ? steps.count : 0;
   const float q = room.q[row];
-  float now = table.start * q, before = 0;
+  float now = steps.start * q, before = 0;
   if (HTile::speaks()) room.x[0][row] = now;
   sync();
-  const int iterations =
-      !solved ? 0 : static_cast<int>(s.iterations != nullptr ? s.iterations[b] : s.options.iterations);
   using Omega = typename Shape::Omega;
   auto omega = static_cast<Omega>(table.omega);
   for (int i = 1; i <= iterations; ++i) {
     float step = 0, momentum = 0;
     if (i <= kTable) {
-      step = table.s[i];
-      momentum = table.m[i];
+      step = steps.s[i];
+      momentum = steps.m[i];
     } else {
       omega = 4 / (4 - static_cast<Omega>(table.ratio) * static_cast<Omega>(table.ratio) * omega);
       step = static_cast<float>(2 * omega / static_cast<Omega>(table.sum));
@@ -569,9 +642,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 
 template <typename Shape, int kDim, int kValues, typename Ends>
 void run_as(const Step& s, const typename Ends::Call& call, const Device& device, int multiprocessors) {
+  const bool early = Ends::dtype(call) != DType::float32 && on_trial(Trial::early_steps);
   launch_early<Shape::kBlock>(step_kernel<Shape, kDim, kValues, Ends>, s.batch * s.heads,
                               Layout<Shape, kDim, kValues>::kBytes, device.index, device.stream, call,
-                              table_of(s.options.ridge), multiprocessors);
+                              table_of(s.options, kDim, early), multiprocessors);
 }
 template <int kDim, int kValues, typename Ends>
 void run_with(const Step& s, const typename Ends::Call& call, const Device& device) {
