@@ -87,11 +87,16 @@ Stepped run_step(const StepCase& c, const Case& inputs, Run&& run, Change&& chan
 }
 
 constexpr int kFew = 256, kCrowd = 128;  // threads to a head
+constexpr int kMany = 8;                 // multiprocessors: more than heads here
 
 void with_few_heads(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step), kFew); }
 void with_a_crowd(const Step& step) {
   const Forced trial("GKA_TRIAL", "crowd_step");
   ASSERT_EQ(CudaWithThreads::step(step), kCrowd);
+}
+void with_a_lone_head(const Step& step) {
+  const Forced trial("GKA_TRIAL", "lone_step");
+  ASSERT_EQ(CudaWithThreads::step(step, kMany), kFew);
 }
 
 class Steps : public OnEveryBackend {};
@@ -107,7 +112,8 @@ constexpr Backend in_registers(const char* name, void (*step)(const Step&)) {
           .gated_rms_norm = nullptr,
           .gated_rms_norm_backward = nullptr};
 }
-constexpr Backend kInRegisters[] = {in_registers("few_heads", with_few_heads), in_registers("crowd", with_a_crowd)};
+constexpr Backend kInRegisters[] = {in_registers("few_heads", with_few_heads), in_registers("crowd", with_a_crowd),
+                                      in_registers("lone", with_a_lone_head)};
 
 TEST_P(Steps, MatchTheReferenceAtTheSizesOfDecoding) {
   for (const StepCase& c : step_cases()) {

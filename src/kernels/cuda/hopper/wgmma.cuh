@@ -36,11 +36,6 @@ __device__ inline char* tile_memory() {
   extern __shared__ __align__(1024) char tile_bytes[];
   return tile_bytes;
 }
-/// A barrier of kCount threads of the block, of which there are some by number.
-template <int kCount>
-__device__ __forceinline__ void sync_some(int which) {
-  asm volatile("bar.sync %0, %1;" ::"r"(which), "n"(kCount) : "memory");
-}
 /// log₂ |x| nearly, −∞ for 0.
 __device__ __forceinline__ float logarithm(float x) {
   float y;
