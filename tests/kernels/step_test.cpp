@@ -87,7 +87,7 @@ Stepped run_step(const StepCase& c, const Case& inputs, Run&& run, Change&& chan
 }
 
 constexpr int kFew = 256, kCrowd = 128;  // threads to a head
-constexpr int kMany = 8;                 // multiprocessors: more than heads here
+constexpr int kMany = 16;                // multiprocessors: more than heads here
 
 void with_few_heads(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step), kFew); }
 void with_a_crowd(const Step& step) {
@@ -188,6 +188,75 @@ TEST(StepInRegisters, ACrowdHasItsOwnKernelWhereThatIsOnTrialAndEveryMultiproces
   const Forced trial("GKA_TRIAL", "crowd_step");
   EXPECT_EQ(threads_on(1), kCrowd);
   EXPECT_EQ(threads_on(2), kFew);
+}
+
+/// A memory of `keys` unit keys, and what 22, or fewer, steps leave of a solve.
+StepCase early_case(DType dtype, std::int64_t dim) { return {.spec = spec_of(dtype, dim, 64, 12)}; }
+
+/// By how much o of a memory of so many keys is off the exact solve's.
+double early_error(DType dtype, std::int64_t dim, int keys, Options options, const char* trial) {
+  StepCase c = early_case(dtype, dim);
+  c.spec.options = options;
+  const Case inputs(c.spec);
+  const auto write = [&](Stepped& s) {
+    clear(s);
+    std::mt19937 random(13);
+    std::normal_distribution<double> normal;
+    for (int n = 0; n < keys; ++n) {
+      std::vector<double> key(static_cast<std::size_t>(dim)), value(64);
+      double square = 0;
+      for (double& x : key) square += (x = normal(random), x * x);
+      for (double& x : key) x /= std::sqrt(square);
+      for (double& x : value) x = normal(random);
+      for (std::int64_t i = 0; i < dim; ++i) {
+        const double ki = key[static_cast<std::size_t>(i)];
+        for (std::int64_t j = 0; j < dim; ++j) {
+          s.h.set(0, 0, i, j, s.h.at(0, 0, i, j) + ki * key[static_cast<std::size_t>(j)]);
+        }
+        for (std::int64_t j = 0; j < 64; ++j) {
+          s.u.set(0, 0, i, j, s.u.at(0, 0, i, j) + ki * value[static_cast<std::size_t>(j)]);
+        }
+      }
+    }
+    for (std::int64_t i = 0; i < dim; ++i)
+      for (std::int64_t j = 0; j < i; ++j) s.h.set(0, 0, i, j, s.h.at(0, 0, j, i));
+  };
+  StepCase exact = c;
+  exact.spec.options.iterations = 400;
+  const Stepped want = run_step(exact, inputs, reference::step, write);
+  const Forced forced("GKA_TRIAL", trial);
+  const Stepped got = run_step(
+      c, inputs, [](const Step& step) { CudaWithThreads::step(step); }, write);
+  double error = 0, size = 0;
+  for (std::int64_t j = 0; j < 64; ++j) {
+    const double apart = got.o.at(0, 0, 0, j) - want.o.at(0, 0, 0, j);
+    error += apart * apart;
+    size += want.o.at(0, 0, 0, j) * want.o.at(0, 0, 0, j);
+  }
+  return std::sqrt(error / size);
+}
+
+/// Whatever H is made of: one key, a few, as many as there are dimensions, many more.
+TEST(StepInRegisters, EarlyStepsAreEnoughForWhateverIsRemembered) {
+  for (const std::int64_t dim : {64, 128}) {
+    for (const int keys : {0, 3, 20, 3000}) {
+      for (const double ridge : {0.01, 0.05}) {
+        const Options options{.ridge = ridge, .iterations = 60};
+        EXPECT_LT(early_error(DType::bfloat16, dim, keys, options, "early_steps"), 5e-3) << dim << " " << keys;
+      }
+    }
+  }
+}
+
+/// All iterations: of float32, where they are asked for, and where there are few.
+TEST(StepInRegisters, EarlyStepsAreTakenOnlyOfABudgetThatMayBeLeft) {
+  const auto same = [](DType dtype, const Options& options) {
+    return early_error(dtype, 64, 3000, options, "early_steps") == early_error(dtype, 64, 3000, options, "");
+  };
+  EXPECT_FALSE(same(DType::bfloat16, {.iterations = 30}));
+  EXPECT_TRUE(same(DType::float32, {.iterations = 30}));
+  EXPECT_TRUE(same(DType::bfloat16, {.iterations = 30, .refine = false}));
+  EXPECT_TRUE(same(DType::bfloat16, {.iterations = 19}));
 }
 
 /// All that a block does with a token between its projections, for two sequences in a pool of eight.
@@ -306,7 +375,7 @@ struct BlockCase {
   }
 
   /// Threads to a head; 0: the kernel does not take it.
-  int run_at_once() {
+  int run_at_once(int multiprocessors = 1) {
     const Step all = step();
     const ShortConvStep convs[] = {conv(0), conv(1), conv(2)};
     const GatedRmsNorm last = norm();
@@ -317,14 +386,14 @@ struct BlockCase {
                           .a_log = a_log.data(),
                           .norm = last,
                           .y = y.view()};
-    return CudaWithThreads::step_block(block);
+    return CudaWithThreads::step_block(block, multiprocessors);
   }
 };
 
-void expect_as_parts(const BlockCase& c, int threads) {
+void expect_as_parts(const BlockCase& c, int threads, int multiprocessors = 1) {
   BlockCase want = c, got = c;
   want.run_parts();
-  ASSERT_EQ(got.run_at_once(), threads);
+  ASSERT_EQ(got.run_at_once(multiprocessors), threads);
   const double rounding = c.dtype == DType::float32 ? 2e-5 : c.dtype == DType::float16 ? 2e-3 : 1e-2;
   const double memory = c.dtype == DType::float32 ? 2e-6 : 1e-3;
   expect_close(got.y, want.y, rounding, "y");
@@ -342,8 +411,12 @@ TEST(StepOfABlock, IsConvolutionsGatesMemoryAndNormOneAfterTheOther) {
                              {DType::float32, 128, 64}};
   for (const BlockCase& c : cases) {
     expect_as_parts(c, kFew);
-    const Forced trial("GKA_TRIAL", "crowd_step");
-    expect_as_parts(c, kCrowd);
+    {
+      const Forced trial("GKA_TRIAL", "crowd_step");
+      expect_as_parts(c, kCrowd);
+    }
+    const Forced trial("GKA_TRIAL", "lone_step");
+    expect_as_parts(c, kFew, kMany);
   }
 }
 
@@ -359,8 +432,12 @@ TEST(StepOfABlock, TakesHeadsThatShareAKeyWhereThatIsOnTrial) {
     expect_as_parts(c, kFew);
   }
   for (const BlockCase& c : cases) {
-    const Forced trial("GKA_TRIAL", "grouped_step,crowd_step");
-    expect_as_parts(c, kCrowd);
+    {
+      const Forced trial("GKA_TRIAL", "grouped_step,crowd_step");
+      expect_as_parts(c, kCrowd);
+    }
+    const Forced trial("GKA_TRIAL", "grouped_step,lone_step");
+    expect_as_parts(c, kFew, kMany);
   }
 }
 

@@ -333,7 +333,8 @@ struct ValueTile {
   static constexpr int kCount = kDim * kAcross / Shape::kBlock;
   static constexpr int kRowsAtOnce = Shape::kBlock / kAcross;
 
-  __device__ static int row(int i) { return thread() % Shape::kBlock / kAcross + i * kRowsAtOnce; }
+  __device__ static int own() { return std::is_same_v<Shape, Lone> ? thread() % Shape::kBlock : thread(); }
+  __device__ static int row(int i) { return own() / kAcross + i * kRowsAtOnce; }
   __device__ static int column() { return thread() % kAcross * 4; }
   __device__ static int at(int i) { return row(i) * kValues + column(); }
 
