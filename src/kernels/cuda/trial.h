@@ -16,6 +16,7 @@ enum class Trial : std::uint8_t {
   crowd_step,      // step_registers.cu: one token for three heads and more to a multiprocessor
   early_steps,     // step_registers.cu: no more iterations than are proven to be enough
   lone_step,       // step_registers.cu: one token for up to a head to a multiprocessor
+  states_ahead,    // step_registers.cu: asks for the states of the head that will follow
   held_products,   // held_products.cuh: weights of products of few rows wait in registers
   grouped_step,    // step_registers.cu: a GKA block's token with fewer key heads than heads
   int8_products,   // many_products.cu and int8_rows.cu: int8 weights times more than eight rows
@@ -29,7 +30,7 @@ enum class Trial : std::uint8_t {
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"crowd_step", Trial::crowd_step},         {"early_steps", Trial::early_steps},
     {"lone_step", Trial::lone_step},           {"held_products", Trial::held_products},
-    {"grouped_step", Trial::grouped_step},
+    {"states_ahead", Trial::states_ahead},     {"grouped_step", Trial::grouped_step},
     {"int8_products", Trial::int8_products},   {"grouped_heads", Trial::grouped_heads},
     {"constant_ridge", Trial::constant_ridge}, {"keys_part", Trial::keys_part},
     {"narrow_heads", Trial::narrow_heads},     {"wide_heads", Trial::wide_heads},
