@@ -140,13 +140,13 @@ struct Steps {
   const float *s, *m;
   int count;
 
-  __device__ Steps(const Table& table, std::int64_t iterations, double spread)
+  __device__ Steps(const Table& table, std::int64_t iterations, float spread)
       : start(table.all.start), s(table.all.s), m(table.all.m), count(static_cast<int>(iterations)) {
     if (table.enough == 0 || iterations < hopper::kBudget) return;
     count = count < table.enough ? count : table.enough;
     for (int i = 0; i < table.reaches; ++i) {
       const int fewer = hopper::kShortest + 2 * i;
-      if (fewer >= count || !(spread >= static_cast<double>(table.spread[i]))) continue;
+      if (fewer >= count || !(spread >= table.spread[i])) continue;
       start = table.fewer[i].start;
       s = table.fewer[i].s;
       m = table.fewer[i].m;
@@ -255,7 +255,8 @@ struct Tile {
     }
   }
 
-  /// H ← γH + kkᵀ with √β in k, here and in memory. A γ of 0 selects: what it forgets may be NaN.
+  /// H ← γH + kkᵀ with √β in k; with a place for it, in memory too. A γ of 0 selects: what it forgets may be NaN.
+  template <bool kStores = true>
   __device__ __forceinline__ void update(float gamma, const float* k, float* to) {
 #pragma unroll
     for (int a = 0; a < kRows; ++a) {
@@ -269,7 +270,19 @@ struct Tile {
           h[a][b][c] = (gamma == 0 ? 0.0f : gamma * h[a][b][c]) + ka * kb.x[c];
           v.x[c] = h[a][b][c];
         }
-        store(to + row(a) * kDim + column(b), v);
+        if constexpr (kStores) cuda::store(to + row(a) * kDim + column(b), v);
+      }
+    }
+  }
+  __device__ __forceinline__ void store(float* to) const {
+#pragma unroll
+    for (int a = 0; a < kRows; ++a) {
+#pragma unroll
+      for (int b = 0; b < kVectors; ++b) {
+        Vec<float> v;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) v.x[c] = h[a][b][c];
+        cuda::store(to + row(a) * kDim + column(b), v);
       }
     }
   }
@@ -357,17 +370,26 @@ struct ValueTile {
   }
 };
 
-/// ‖H‖_F, and tr H of the parts that threads have of it. Squares in float32 serve unless they leave its range.
+/// ‖H‖_F and its inverse, and tr H of the parts that threads have of it. Squares in float32 serve unless they leave its
+/// range.
+struct Norms {
+  double norm, inverse;
+  float trace;
+};
 template <typename Shape, int kDim, typename Room>
-__device__ __forceinline__ double norm_of(const Tile<Shape, kDim>& tile, Room& room, float& trace) {
+__device__ __forceinline__ Norms norms_of(const Tile<Shape, kDim>& tile, Room& room, float trace) {
   trace = sum_lanes(trace);
   if (lane() == 0) room.traces[warp()] = trace;
   const float squares = sum_block<Shape>(tile.template squares<float>(), room.parts);
   trace = 0;
 #pragma unroll
   for (const float part : room.traces) trace += part;
-  if (squares > 1e-30f && squares < 1e30f) return sqrt(static_cast<double>(squares));
-  return sqrt(sum_block<Shape>(tile.template squares<double>(), room.wide_parts));
+  if (squares > 1e-30f && squares < 1e30f) {
+    const float norm = sqrt(squares);
+    return {norm, 1.0f / norm, trace};
+  }
+  const double norm = sqrt(sum_block<Shape>(tile.template squares<double>(), room.wide_parts));
+  return {norm, 1 / norm, trace};
 }
 
 struct OpenGates {
@@ -561,13 +583,12 @@ template <typename Shape, int kDim, typename Room, typename Met>
 __device__ __forceinline__ Scale solve(const Step& s, const Table& table, const Tile<Shape, kDim>& tile, Room& room,
                                        std::int64_t b, float alpha, float trace, Met&& met) {
   using HTile = Tile<Shape, kDim>;
-  const double f = norm_of(tile, room, trace);
+  const auto [f, inverse, sum] = norms_of(tile, room, trace);
   met();
-  const double inverse = 1 / f;
   const bool solved = inverse > 0 && inverse <= static_cast<double>(std::numeric_limits<float>::max());
   const float sigma = solved ? static_cast<float>(inverse) : 1.0f, ridge = static_cast<float>(s.options.ridge);
 
-  const Steps steps(table, s.iterations != nullptr ? s.iterations[b] : s.options.iterations, trace * inverse);
+  const Steps steps(table, s.iterations != nullptr ? s.iterations[b] : s.options.iterations, sum * static_cast<float>(inverse));
   const int row = HTile::own_row(), iterations = solved ? steps.count : 0;
   const float q = room.q[row];
   float now = steps.start * q, before = 0;
@@ -759,11 +780,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
 template <int kDim, int kValues>
 struct ValuesOfOne {
   using Own = ValueTile<Lone, kDim, kValues>;
+  static constexpr int kApart = Own::kRowsAtOnce * kValues;  // numbers between a thread's vectors
   Vec<float> u[Own::kCount];
 
   __device__ __forceinline__ void load_from(const float* from) {
 #pragma unroll
-    for (int i = 0; i < Own::kCount; ++i) u[i] = load(from + Own::at(i));
+    for (int i = 0; i < Own::kCount; ++i) u[i] = load(from + Own::at(0) + i * kApart);
   }
   __device__ __forceinline__ void update(const Shared<Lone, kDim, kValues>& room, float gamma, float* to) {
     const Vec<float> v = load(room.v + Own::column());
@@ -772,7 +794,7 @@ struct ValuesOfOne {
       const float k = room.k[Own::row(i)];
 #pragma unroll
       for (int c = 0; c < 4; ++c) u[i].x[c] = (gamma == 0 ? 0.0f : gamma * u[i].x[c]) + k * v.x[c];
-      store(to + Own::at(i), u[i]);
+      store(to + Own::at(0) + i * kApart, u[i]);
     }
   }
   /// Parts of Uᵀz.
@@ -820,9 +842,9 @@ __global__ void __launch_bounds__(Lone::kThreads, 1)
     const OpenGates gates = Ends::gates(call, b, head);
     const float fades = s.options.decay_keys ? exp(gates.log_decay) : 1.0f;
     sync();  // the token is there
-    tile.update(fades, room.k, h);
+    tile.template update<false>(fades, room.k, h);
     if (t < kDim) trace = (fades == 0 ? 0.0f : fades * trace) + room.k[t] * room.k[t];
-    const Scale scale = solve(s, table, tile, room, b, gates.alpha, trace, [] {});
+    const Scale scale = solve(s, table, tile, room, b, gates.alpha, trace, [&] { tile.store(h); });
     if (t == 0) room.sigma = scale.sigma;
     sync();  // z is there
     sync();  // and Uᵀz
@@ -831,8 +853,8 @@ __global__ void __launch_bounds__(Lone::kThreads, 1)
     ValuesOfOne<kDim, kValues> values;
     const OpenGates gates = Ends::gates(call, b, head);
     Ends::token(call, b, slot, head, Weight(gates.beta), room, t - Lone::kBlock);
-    values.load_from(u);
     sync();
+    values.load_from(u);
     values.update(room, exp(gates.log_decay), u);
     sync();
     values.answer(room, room.sigma);
