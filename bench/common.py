@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import write_atomically  # noqa: E402
+from console import PROGRAM, write_atomically  # noqa: E402
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
@@ -145,8 +145,38 @@ def gka_json(arguments: list[str], source: str | None = None) -> dict:
     """What `gka ARGUMENTS` prints as JSON, its progress left on stderr; or what it printed before, in `source`."""
     if source is not None:
         return json.loads(Path(source).read_text())
-    program = os.environ.get("GKA_PROGRAM") or Path(sys.executable).parent / "gka"
-    return json.loads(subprocess.run([program, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return json.loads(subprocess.run([PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def gka_rows(arguments: list[str], source: str | None = None, keep: Path | None = None) -> dict:
+    """What `gka ARGUMENTS --json-lines` measures: its rows, and beside them what they have in common. Each row is
+    printed into `keep` as soon as it is there, so that a limit of time costs only what is being measured. Or the rows
+    of an earlier run, in `source`: lines, or what --json printed."""
+    if source is not None:
+        told = [json.loads(line) for line in json_texts(Path(source).read_text())]
+        return told[0] if len(told) == 1 and "rows" in told[0] else together(told)
+    rows = []
+    with subprocess.Popen([PROGRAM, *arguments, "--json-lines"], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            rows.append(json.loads(line))
+            if keep is not None:
+                with keep.open("a") as file:
+                    file.write(line)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return together(rows)
+
+
+def json_texts(text: str) -> list[str]:
+    """One text of many lines, or one a line."""
+    lines = text.strip().splitlines()
+    return lines if lines and lines[0].endswith("}") else [text]
+
+
+def together(rows: list[dict]) -> dict:
+    if not rows:
+        raise SystemExit("nothing was measured")
+    return rows[0] | {"rows": rows}
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -149,51 +149,115 @@ def leaves(tensors: list[Tensor]) -> list[Tensor]:
     return [tensor.detach().clone().requires_grad_() for tensor in tensors]
 
 
+# ---- What is asked of them ------------------------------------------------------------------------------------------
+
+
+def ours(*tensors: Tensor, **options: object) -> Tensor:
+    return gka.gated_kalmanet(*tensors, **({"iterations": ITERATIONS} | options))[0]
+
+
+def with_certainty(*tensors: Tensor) -> Tensor:
+    return gka.gated_kalmanet_certainty(*tensors, iterations=ITERATIONS)[0]
+
+
+def solved(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, alpha: Tensor) -> Tensor:
+    """Neither v nor alpha has a part in it."""
+    return gka.ridge_solve(q, k, log_decay, beta, iterations=ITERATIONS)[0]
+
+
+SKETCH = 32
+
+
+@functools.cache
+def sketch_of(heads: int, dim: int, like: tuple[torch.device, torch.dtype]) -> Tensor:
+    """Orthonormal rows for every head."""
+    columns = torch.linalg.qr(torch.randn(heads, dim, SKETCH, generator=torch.Generator().manual_seed(5)))[0]
+    return columns.mT.to(*like).contiguous()
+
+
+def sketched(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, alpha: Tensor) -> Tensor:
+    """What a layer with `sketch_dim` has in the operator's place (src/layers/gka.cpp)."""
+    p = sketch_of(*q.shape[-2:], (q.device, q.dtype))
+    low_q, low_k = (torch.einsum("...hd,hsd->...hs", tensor, p) for tensor in (q, k))
+    x = torch.einsum("...hs,hsd->...hd", solved(low_q, low_k, v, log_decay, beta, alpha), p)
+    query = q + alpha.unsqueeze(-1).to(q.dtype) * (x - q)
+    named = {"log_decay": log_decay, "beta": beta, "delta": False, "scale": 1.0}
+    return torch.ops.gka.chunked_delta_rule(query, k, v, **named)[0]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A kind of call; γ lies between exp of minus `decay`."""
+
+    name: str
+    shape: Shape = USUAL
+    decay: tuple[float, float] = WEAK
+    options: tuple[tuple[str, object], ...] = ()
+    group: int = 1  # how many heads share a key and a value
+    function: Callable[..., Tensor] = ours  # takes the arguments of gka.gated_kalmanet
+    solve: tuple[tuple[str, object], ...] = ()  # for gka.choose_kernel, where the call is not gka.gated_kalmanet
+    has_gradients: bool = True
+
+    def inputs(self, batch: int, tokens: int, seed: int, device: str = "cuda") -> list[Tensor]:
+        q, k, v, *gates = inputs(batch, tokens, seed, device, self.decay, self.shape)
+        return [q, *(tensor[:, :, :: self.group].contiguous() for tensor in (k, v)), *gates]
+
+    def run(self, *tensors: Tensor) -> Tensor:
+        return self.function(*tensors, **dict(self.options))
+
+    def kernel(self) -> str:
+        sizes = {"key_dim": self.shape.dim, "value_dim": self.shape.values}
+        return gka.choose_kernel("cuda", self.shape.dtype, **sizes | dict(self.options) | dict(self.solve))[0]
+
+
+CONSTANT = (("ridge_mode", "constant"), ("ridge", 0.25))
+NARROW, WIDE = Shape(heads=32, dim=32, values=32), Shape(heads=4, dim=256, values=256)
+
+
 # ---- Accuracy -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Case:
-    """Of accuracy. The first one is the brief's; γ lies between exp of minus `decay`."""
+class Case(Asked):
+    """Of accuracy. The first one is the brief's."""
 
-    name: str
     batch: int = 1
     tokens: int = 256
-    decay: tuple[float, float] = WEAK
-    shape: Shape = USUAL
+    published: bool = False  # whether others' kernels are asked too; they would compile everything anew for a length
 
 
 CASES = (
-    Case("T256, γ 0.95 to 0.999"),
-    Case("T256, γ 0.002 to 0.9", decay=STRONG),
+    Case("T256, γ 0.95 to 0.999", published=True),
+    Case("T256, γ 0.002 to 0.9", decay=STRONG, published=True),
     Case("128 sequences of 2 tokens", batch=128, tokens=2),
-    Case("T256, keys that share a direction", shape=Shape(keys="shared")),
+    Case("T256, keys that share a direction", shape=Shape(keys="shared"), published=True),
+    Case("T256, 32 heads of 32", NARROW),
+    Case("T256, 4 heads of 256", WIDE),
+    Case("T256, constant λ = 0.25", options=CONSTANT),
+    Case("T256, constant λ = 0.02", options=(("ridge_mode", "constant"), ("ridge", 0.02))),
+    Case("T256, 2 key heads of 8", group=4),
+    Case("T256, ridge_solve of 32 channels", Shape(dim=32), function=solved),
 )
 
 
 def errors_of(function: Callable[..., Tensor], case: Case) -> dict[str, float]:
-    """‖got − want‖ / ‖want‖ of the output and of each gradient that exists. `function` takes the arguments of
-    gka.gated_kalmanet."""
-    rounded = inputs(case.batch, case.tokens, seed=3, device="cpu", decay=case.decay, shape=case.shape)
-    d_o = torch.randn(rounded[2].shape, generator=torch.Generator().manual_seed(4)).bfloat16()
+    """‖got − want‖ / ‖want‖ of the output and of each gradient that exists."""
+    rounded = case.inputs(case.batch, case.tokens, seed=3, device="cpu")
     wide = leaves([tensor.double() for tensor in rounded])
     here = leaves([tensor.cuda() for tensor in rounded])
     o = function(*here)
+    d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(4)).bfloat16()
     got = [o, *torch.autograd.grad(o, here, d_o.cuda(), allow_unused=True)]
     if got[1 + NAMES.index("beta")] is None:  # a layer without β
         wide[NAMES.index("beta")] = torch.ones_like(wide[NAMES.index("beta")]).requires_grad_()
-    exact = gka.gated_kalmanet(*wide, iterations=ITERATIONS)[0]
-    want = [exact, *torch.autograd.grad(exact, wide, d_o.double())]
+    exact = case.run(*wide)
+    want = [exact, *torch.autograd.grad(exact, wide, d_o.double(), allow_unused=True)]
     names = ["o", *(f"d{name}" for name in NAMES)]
     return {
         name: relative_error(mine.cpu(), theirs)
         for name, mine, theirs in zip(names, got, want, strict=True)
         if mine is not None
     }
-
-
-def ours(*tensors: Tensor, **options: object) -> Tensor:
-    return gka.gated_kalmanet(*tensors, **({"iterations": ITERATIONS} | options))[0]
 
 
 # ---- Times ----------------------------------------------------------------------------------------------------------
@@ -230,7 +294,8 @@ def passes(function: Callable[..., Tensor], sets: list[list[Tensor]], backward: 
 
     def both_of(tensors: list[Tensor]) -> Callable[[], object]:
         needed = leaves(tensors)
-        d_o = torch.randn_like(tensors[2])
+        with torch.no_grad():
+            d_o = torch.randn_like(function(*needed))
         return lambda: torch.autograd.grad(function(*needed), needed, d_o, allow_unused=True)
 
     return [(both_of if backward else forward_of)(tensors) for tensors in sets]
@@ -238,38 +303,40 @@ def passes(function: Callable[..., Tensor], sets: list[list[Tensor]], backward: 
 
 # What is asked for less often: where it runs, and how long it takes at B4 T4096.
 # `refine=False` takes all thirty steps, where the others take those that a bound proves to be enough (docs/kernels.md).
-@dataclass(frozen=True)
-class Other:
-    name: str
-    shape: Shape = USUAL
-    decay: tuple[float, float] = WEAK
-    options: tuple[tuple[str, object], ...] = ()
-
-
 OTHERS = (
-    Other("as above"),
-    Other("thirty plain steps (refine=False)", options=(("refine", False),)),
-    Other("12 iterations", options=(("iterations", 12),)),
-    Other("γ 0.002 to 0.9: every chunk refined", decay=STRONG),
-    Other("keys anywhere on the sphere", Shape(keys="unit")),
-    Other("keys that share a direction", Shape(keys="shared")),
-    Other("D = V = 64, 16 heads", Shape(heads=16, dim=64, values=64)),
-    Other("D = V = 32, 32 heads", Shape(heads=32, dim=32, values=32)),
-    Other("V = 256", Shape(values=256)),
-    Other("D = V = 256, 4 heads", Shape(heads=4, dim=256, values=256)),
-    Other("float32", Shape(dtype=torch.float32)),
+    Asked("as above"),
+    Asked("thirty plain steps (refine=False)", options=(("refine", False),)),
+    Asked("12 iterations", options=(("iterations", 12),)),
+    Asked("γ 0.002 to 0.9: every chunk refined", decay=STRONG),
+    Asked("keys anywhere on the sphere", Shape(keys="unit")),
+    Asked("keys that share a direction", Shape(keys="shared")),
+    Asked("2 key heads of 8", group=4),
+    Asked("7 heads to a key, D = V = 64, 14 heads", Shape(heads=14, dim=64, values=64), group=7),
+    Asked("constant λ = 0.25", options=CONSTANT),
+    Asked(
+        "sketched: solved in 32 channels of 128",
+        function=sketched,
+        solve=(("key_dim", SKETCH), ("part", "solve")),
+    ),
+    Asked("certainty too", function=with_certainty, has_gradients=False),
+    Asked("D = V = 64, 16 heads", Shape(heads=16, dim=64, values=64)),
+    Asked("D = V = 32, 32 heads", NARROW),
+    Asked("D = V = 32, 32 heads, every chunk refined", NARROW, STRONG),
+    Asked("V = 256", Shape(values=256)),
+    Asked("D = V = 256, 4 heads", WIDE),
+    Asked("D = V = 256, 4 heads, every chunk refined", WIDE, STRONG),
+    Asked("float32", Shape(dtype=torch.float32)),
 )
 
 
 def measure_others() -> list[list[str]]:
     rows = []
     for other in OTHERS:
-        shape, options = other.shape, dict(other.options)
-        kernel, _ = gka.choose_kernel("cuda", shape.dtype, key_dim=shape.dim, value_dim=shape.values, **options)
-        sets = [inputs(4, 4096, seed, decay=other.decay, shape=shape) for seed in range(3)]
-        function = functools.partial(ours, **options)
-        times = [median_time(passes(function, sets, backward), 30) for backward in (False, True)]
-        rows.append([other.name, kernel, *map(number, times)])
+        sets = [other.inputs(4, 4096, seed) for seed in range(3)]
+        times = [
+            median_time(passes(other.run, sets, backward), 30) for backward in (False, True)[: 1 + other.has_gradients]
+        ]
+        rows.append([other.name, other.kernel(), *map(number, [*times, None][:2])])
         torch.cuda.empty_cache()
     return rows
 
@@ -487,13 +554,9 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     check_gpu()
     beside = load_beside(args.beside) if args.beside else None
-    functions = {"gka": ours} | ({beside.name: beside.function} if beside else {})
-    errors = {
-        f"{who}, {case.name}": errors_of(function, case)
-        for who, function in functions.items()
-        for case in CASES
-        if case.batch == 1 or who == "gka"  # the published kernels would compile everything anew for another length
-    }
+    errors = {f"gka, {case.name}": errors_of(case.run, case) for case in CASES}
+    if beside:
+        errors |= {f"{beside.name}, {c.name}": errors_of(beside.function, c) for c in CASES if c.published}
     measured: list[Measured] = []
     with Progress(len(args.rows), "bench") as progress:
         for row in args.rows:

@@ -5,12 +5,19 @@ per channel Kimi Delta Attention and gated linear attention; 8 heads, keys of 12
 gates in float32, gradients for all inputs. Accuracy against the recurrence in float64, T = 256, on the same rounded
 inputs; times as bench/gpu.py takes them, both sides in one run. --beside names a checkout of flash-linear-attention.
 
-Prints the tables and writes them to docs/benchmarks.md.
+Prints the tables and writes them to docs/benchmarks.md; with --only into a section of their own.
+
+FLA's kernels are compiled for each of their configurations at the first call, some 400 of them for the two memories
+with a decay per channel, one after the other. --compilers N lets N processes compile a share each first;
+--configurations N takes at most N for a kernel, evenly from FLA's list, and the tables say so. What is needed beside
+torch: triton, einops, packaging.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +36,7 @@ import gka
 
 HEADS, KEYS = 8, 128
 SHAPES = ((4, 4096), (4, 16384), (1, 65536))
+VALUES = (128, 256)
 SCALE = KEYS**-0.5
 
 
@@ -137,12 +145,68 @@ def measure(memory: Memory, batch: int, tokens: int, values: int, beside: bool) 
     return cells
 
 
-def setting(beside: Path | None, only: str) -> str:
-    given = (f" --beside {beside.name}" if beside else "") + (f" --only '{only}'" if only else "")
+# ---- What FLA compiles
+
+
+def some_of(configurations: list, most: int, share: tuple[int, int], kernel: int) -> list:
+    """At most so many, evenly from the list; of those the share of one of several processes, never none."""
+    step = -(-len(configurations) // most) if most else 1
+    chosen = configurations[::step]
+    i, processes = share
+    return chosen[(i + kernel) % processes :: processes] or [chosen[(i + kernel) % len(chosen)]]
+
+
+def limit_tuning(most: int, share: tuple[int, int] = (0, 1)) -> None:
+    """Before FLA is imported: all of its tuners are Triton's."""
+    from triton.runtime.autotuner import Autotuner
+
+    begin, kernels = Autotuner.__init__, itertools.count()
+
+    def begin_with_some(self, function, names, configurations, *rest, **named):
+        begin(self, function, names, some_of(configurations, most, share, next(kernels)), *rest, **named)
+
+    Autotuner.__init__ = begin_with_some
+
+
+def compile_share(memories: list[Memory], args: argparse.Namespace) -> None:
+    """Every kernel once, for the shapes that will be asked for; Triton keeps what it has compiled on the disk."""
+    limit_tuning(args.configurations, tuple(map(int, args.share.split("/"))))
+    for memory in memories:
+        function = theirs(memory)
+        for batch, tokens in ((1, 256), *args.shapes):
+            for values in {128, *args.values}:
+                tensors = leaves(inputs(memory, batch, tokens, values, seed=0))
+                o = function(*tensors)
+                torch.autograd.grad(o, tensors, torch.ones_like(o))
+
+
+def compile_before(args: argparse.Namespace) -> None:
+    began = time.perf_counter()
+    command = [sys.executable, __file__, *sys.argv[1:]]
+    shares = [
+        subprocess.Popen([*command, "--share", f"{i}/{args.compilers}"], stdout=subprocess.DEVNULL)
+        for i in range(args.compilers)
+    ]
+    failed = sum(process.wait() != 0 for process in shares)
+    print(f"compiled by {args.compilers} processes in {time.perf_counter() - began:.0f} s, {failed} failed", flush=True)
+
+
+# ---- The command
+
+
+def setting(args: argparse.Namespace) -> str:
+    given = f" --beside {args.beside.name}" if args.beside else ""
+    given += f" --only {' '.join(map(repr, args.only))}" if args.only != [""] else ""
+    limited = (
+        f" Of FLA's configurations of a kernel at most {args.configurations} were tried, evenly from its list."
+        if args.beside and args.configurations
+        else ""
+    )
     return (
         f"`python bench/rivals.py{given}` on {time.strftime('%Y-%m-%d %H:%M')}: {torch.cuda.get_device_name()}, "
         f"driver {driver()}, torch {torch.__version__}, gka {gka.__version__}"
-        + (f", flash-linear-attention {version_beside()}." if beside else ".")
+        + (f", flash-linear-attention {version_beside()}." if args.beside else ".")
+        + limited
     )
 
 
@@ -157,7 +221,14 @@ def run(args: argparse.Namespace) -> int:
         sys.exit("bench/rivals.py: torch sees no GPU here")
     if args.beside is not None:
         sys.path.insert(0, str(args.beside.resolve()))
-    memories = [memory for memory in MEMORIES if args.only in memory.name]
+    memories = [memory for memory in MEMORIES if any(word in memory.name for word in args.only)]
+    if args.share:
+        compile_share(memories, args)
+        return 0
+    if args.beside and args.compilers:
+        compile_before(args)
+    if args.beside:
+        limit_tuning(args.configurations)
     header = ["against float64", *names_of(MEMORIES[0])]
     exact = []
     for memory in memories:
@@ -165,34 +236,50 @@ def run(args: argparse.Namespace) -> int:
         for side, function in sides.items():
             errors = errors_of(function, memory)
             exact.append([f"{side}, {memory.name}", *(f"{errors[n]:.1e}" if n in errors else "" for n in header[1:])])
-    print(table(header, exact))
-    work = [(m, b, t, v) for m in memories for v in (128, 256) for b, t in SHAPES]
+    print(table(header, exact), flush=True)
+    work = [(m, b, t, v) for m in memories for v in args.values for b, t in args.shapes]
     rows = []
     with Progress(len(work), "bench") as progress:
         for memory, batch, tokens, values in work:
             rows.append(measure(memory, batch, tokens, values, args.beside is not None))
-            progress.step("  ".join(rows[-1]))
+            print("  ".join(rows[-1]), flush=True)  # what a limit of time does not take away
+            progress.step(rows[-1][0])
             torch.cuda.empty_cache()
     sides = ["{}, gka ms", "FLA", "times"] if args.beside else ["{}, ms"]
     times = ["8 heads, keys of 128", *(s.format(work) for work in ("forward", "forward + backward") for s in sides)]
     print(table(times, rows))
     said = __doc__.split("\n\n")[1].replace("\n", " ")
     parts = [
-        "## The rivals' memories, GPU",
-        setting(args.beside, args.only),
+        "## The rivals' memories, GPU" + (f": {', '.join(m.name for m in memories)}" if args.only != [""] else ""),
+        setting(args),
         said,
         markdown(header, exact),
         markdown(times, rows),
     ]
     if args.write:
-        write_section(ROOT / "docs" / "benchmarks.md", "bench/rivals.py", "\n\n".join(parts))
+        name = " ".join(["bench/rivals.py", *(word for word in args.only if word)])
+        write_section(ROOT / "docs" / "benchmarks.md", name, "\n\n".join(parts))
     return 0
+
+
+def shape(text: str) -> tuple[int, int]:
+    batch, _, tokens = text.partition("x")
+    if not (batch.isdigit() and tokens.isdigit()):
+        raise argparse.ArgumentTypeError(f"got {text}; it takes sequences x tokens, such as 4x4096")
+    return int(batch), int(tokens)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--beside", type=Path, help="a checkout of flash-linear-attention to measure in the same run")
-    parser.add_argument("--only", default="", help="only memories whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="memories whose name contains one")
+    parser.add_argument("--values", nargs="+", type=int, choices=VALUES, default=list(VALUES))
+    parser.add_argument(
+        "--shapes", nargs="+", type=shape, default=list(SHAPES), metavar="BxT", help="4x4096, say (all)"
+    )
+    parser.add_argument("--configurations", type=int, default=0, metavar="N", help="of an FLA kernel (0: all)")
+    parser.add_argument("--compilers", type=int, default=0, metavar="N", help="processes that compile FLA's first (0)")
+    parser.add_argument("--share", help=argparse.SUPPRESS)
     parser.add_argument("--no-write", dest="write", action="store_false", help="leave docs/benchmarks.md as it is")
     return parser.parse_args()
 

@@ -4,8 +4,10 @@ docs/benchmarks.md with the targets beside it.
     python bench/train.py                       runs it here, on the GPU where there is one
     python bench/train.py --text FOLDER         on the token files of a folder (experiments/lm/pack.py unpack), after
                                                 100 steps of learning from them: a section of its own. 440M on an H200
-                                                learns for 100 s and is timed for 70
-    python bench/train.py --from speed.json     takes what `gka bench train … --json` wrote elsewhere
+                                                learns for 100 s and is timed for 70; with --steps 6 --attention cuDNN
+                                                for 45
+    python bench/train.py --rows speed.jsonl    keeps each row as soon as it is measured
+    python bench/train.py --from speed.jsonl    takes what was kept so, or `gka bench train … --json` wrote elsewhere
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from common import ROOT, gka_json, markdown, write_section
+from common import ROOT, gka_rows, markdown, write_section
 
 CONFIGS = ["configs/440m/gka.json"]
 RATIOS = {4096: 0.8, 16384: 1.35, 65536: 3.0}  # of the tokens/s of attention, at least
@@ -107,12 +109,19 @@ def main() -> None:
     parser.add_argument("--from", dest="source", metavar="FILE", help="JSON of an earlier run; default: run it now")
     parser.add_argument("--text", metavar="FOLDER", type=Path, help="token files to learn from; default: random tokens")
     parser.add_argument("--after", metavar="N", type=int, default=AFTER, help="steps of learning (default: 100)")
+    parser.add_argument("--steps", help="that count, of each model and length, as `gka bench train` takes them")
+    parser.add_argument("--attention", help="torch's kernel, as `gka bench train` takes it")
+    parser.add_argument("--lengths", help="as `gka bench train` takes them")
+    parser.add_argument("--rows", metavar="FILE", type=Path, help="a line of JSON for each row, as it is measured")
     parser.add_argument("--write", action="store_true", help="put the section into docs/benchmarks.md")
     options = parser.parse_args()
-    arguments = ["bench", "train", *(str(ROOT / config) for config in CONFIGS), "--json"]
+    arguments = ["bench", "train", *(str(ROOT / config) for config in CONFIGS)]
+    for name in ("steps", "attention", "lengths"):
+        if value := getattr(options, name):
+            arguments += [f"--{name}", value]
     if options.text is not None:
         arguments += ["--after", str(options.after), "--text", *token_files(options.text)]
-    told = gka_json(arguments, options.source)
+    told = gka_rows(arguments, options.source, options.rows)
     text = section(told)
     print(text)
     if options.write:

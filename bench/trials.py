@@ -3,13 +3,16 @@
     python bench/trials.py                       all of them
     python bench/trials.py --trial crowd_step    one of them
     python bench/trials.py --list                what would run; needs no GPU
+    python bench/trials.py --names               the trials alone, a line each
     python bench/trials.py --dry                 the same on the CPU with small sizes: whether this script itself runs
 
 Every row runs twice in one process, with GKA_TRIAL empty and with the trial's name in it. Errors are against float64
 (of the engine: differences of log-probabilities from the CPU's), in the norm over all that is compared; "bits" says
 whether both ways gave the same, which a trial that did not run does too. Times are medians of CUDA graphs where the
-work can be captured, else of calls, with inputs in rotation; of the engine the median step of `gka bench serve`. Ends
-with status 1 where an error is outside its bound.
+work can be captured, else of calls, with inputs in rotation; of the engine the median step of `gka bench serve`. A row
+is printed as soon as it is measured, and where one fails that is said and the next one begins. Ends with status 1 where
+one failed or an error is outside its bound. What brings down the process brings down its rows: scripts/card.sh gives
+each trial a process of its own.
 
 A new trial is a line in WORKS, or several.
 """
@@ -29,8 +32,8 @@ from dataclasses import dataclass
 import torch
 from block import relative_error
 from common import ROOT, gka_json, seconds
-from console import Progress, paint, run_program, table
-from gpu import ITERATIONS, STRONG, USUAL, WEAK, Shape, inputs, leaves, median_time, number
+from console import GrowingTable, paint, run_program, table
+from gpu import ITERATIONS, WEAK, Shape, inputs, leaves, median_time, number
 from torch import Tensor
 
 import gka
@@ -142,17 +145,13 @@ def whole_sequences(
     shape: Shape,
     backward: bool = False,
     decay: tuple[float, float] = WEAK,
-    group: int = 1,
-    keys_alone: bool = False,
     **options: object,
 ) -> Callable[[Where], Ran]:
-    """The operator over whole sequences, or `ridge_solve`; its error with two of 512 tokens, o and with `backward` all
-    gradients. So many heads share a key and a value."""
+    """The operator over whole sequences; its error with two of 512 tokens, o and with `backward` all gradients."""
     options = {"iterations": ITERATIONS} | options
 
     def case(*args: object) -> list[Tensor]:
-        q, k, v, *gates = inputs(*args, decay, shape)
-        return [q, k[:, :, ::group].contiguous(), v[:, :, ::group].contiguous(), *gates]
+        return inputs(*args, decay, shape)
 
     made: dict[tuple, Tensor] = {}
 
@@ -164,9 +163,8 @@ def whole_sequences(
         return made[key]
 
     def results(call: list[Tensor]) -> list[Tensor]:
-        given = [*call[:2], *call[3:5]] if keys_alone else call
-        needed = leaves(given) if backward else given
-        o = (gka.ridge_solve if keys_alone else gka.gated_kalmanet)(*needed, **options)[0]
+        needed = leaves(call) if backward else call
+        o = gka.gated_kalmanet(*needed, **options)[0]
         return [o.detach(), *(torch.autograd.grad(o, needed, arriving(o)) if backward else [])]
 
     def run(where: Where) -> Ran:
@@ -222,34 +220,11 @@ def decoded(sequences: int, key_heads: int = 8) -> Callable[[Where], Ran]:
     return run
 
 
-def scores(prompt_tokens: int, weights: str) -> Callable[[Where], Ran]:
-    """Log-probabilities of the hybrid that comes with the repository, and how long one prompt takes."""
-    folder = ROOT / "experiments/hybrid/recall-8m"
-    text = (folder.parent / "README.md").read_text()
-
-    def read(device: str, ids: list[int] | None = None) -> tuple[Tensor, float, list[int]]:
-        with gka.Engine(folder, device=device, weights=weights) as model:
-            ids = ids or model.encode(text)[:prompt_tokens]
-            answer = torch.tensor([token.logprob for token in model.score(ids) if token.logprob is not None])
-            return answer, seconds(lambda: model.score(ids), 5), ids
-
-    def run(where: Where) -> Ran:
-        got, took, ids = read(where.device)
-        exact, _, _ = read("cpu", ids)
-        return Ran((got - exact).abs().mean().item(), got, 1e6 * took)
-
-    return run
-
-
 # ---- The table ------------------------------------------------------------------------------------------------------
 
 # Errors with bfloat16 inputs, of a step and of whole sequences: o rounded to bfloat16 is 1.7e-3 off by itself.
 STEP, LOGPROBS = 5e-3, 0.05
 OUTPUTS, GRADIENTS = 5e-3, 1e-2
-
-NARROW = Shape(32, 32, 32)  # of as many channels as USUAL, whose time the rows are to reach
-WIDE = Shape(4, 256, 256)  # likewise; forward alone, with the plain path's backward pass behind it
-CONSTANT, SMALL = ({"ridge_mode": "constant", "ridge": ridge} for ridge in (0.25, 0.02))
 
 WORKS = (
     Work("crowd_step", "one token, B256, 32 heads", STEP, step(256, 32)),
@@ -259,35 +234,16 @@ WORKS = (
     Work("crowd_step", "one token, B256, 16 heads, D = V = 64", STEP, step(256, 16, 64, 64)),
     Work("crowd_step", "one token, B8, 8 heads: as it is", STEP, step(8, 8)),
     Work("crowd_step", "a GKA block's token, 64 sequences", LOGPROBS, decoded(64)),
+    Work("crowd_step", "the same, 2 key heads of 8", LOGPROBS, decoded(64, key_heads=2)),
     Work("crowd_step", "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
     Work("crowd_step", "engine, 440M, 32 sequences", None, engine("440m/gka", 32)),
-    Work("grouped_step", "2 key heads of 8, 4 sequences", LOGPROBS, decoded(4, key_heads=2)),
-    Work("grouped_step", "2 key heads of 8, 64 sequences", LOGPROBS, decoded(64, key_heads=2)),
-    Work("grouped_step", "engine, 8B hybrid, 1 sequence", None, engine("8b/hybrid", 1)),
-    Work("grouped_step", "engine, 8B hybrid, 16 sequences", None, engine("8b/hybrid", 16)),
-    Work("grouped_heads", "2 key heads of 8, B4 T4096", OUTPUTS, whole_sequences(4, 4096, Shape(), group=4)),
-    Work("grouped_heads", "the same with gradients", GRADIENTS, whole_sequences(4, 4096, Shape(), True, group=4)),
-    Work(
-        "grouped_heads", "7 heads to a key, D64", GRADIENTS, whole_sequences(4, 4096, Shape(14, 64, 64), True, group=7)
-    ),
-    Work("int8_products", "scores of 16 tokens in int8", LOGPROBS, scores(16, "int8")),
-    Work("int8_products", "scores of 512 tokens in int8", LOGPROBS, scores(512, "int8")),
-    Work("int8_products", "engine, 440M in int8, 16 sequences", None, engine("440m/gka", 16, "--weights", "int8")),
-    Work("int8_products", "engine, 440M in int8, 128 sequences", None, engine("440m/gka", 128, "--weights", "int8")),
-    Work("constant_ridge", "λ = 0.25, B4 T4096", OUTPUTS, whole_sequences(4, 4096, USUAL, **CONSTANT)),
-    Work("constant_ridge", "and backward", GRADIENTS, whole_sequences(4, 4096, USUAL, True, **CONSTANT)),
-    Work("constant_ridge", "λ = 0.02, less beside ‖H‖", GRADIENTS, whole_sequences(4, 4096, USUAL, True, **SMALL)),
-    Work("keys_part", "d = 32, B4 T4096", OUTPUTS, whole_sequences(4, 4096, Shape(dim=32), keys_alone=True)),
-    Work("keys_part", "and backward", GRADIENTS, whole_sequences(4, 4096, Shape(dim=32), True, keys_alone=True)),
-    Work("narrow_heads", "32 heads of 32, B4 T4096", OUTPUTS, whole_sequences(4, 4096, NARROW)),
-    Work("narrow_heads", "and backward", GRADIENTS, whole_sequences(4, 4096, NARROW, True)),
-    Work("narrow_heads", "all chunks refined", GRADIENTS, whole_sequences(4, 4096, NARROW, True, decay=STRONG)),
-    Work("wide_heads", "4 heads of 256, B4 T4096", OUTPUTS, whole_sequences(4, 4096, WIDE)),
-    Work("wide_heads", "and backward on the plain path", GRADIENTS, whole_sequences(4, 4096, WIDE, True)),
-    Work("wide_heads", "all chunks refined", OUTPUTS, whole_sequences(4, 4096, WIDE, decay=STRONG)),
 )
 
 HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]
+
+
+def name_of(work: Work) -> list[str]:
+    return [work.trial, work.name]
 
 
 def row_of(work: Work, before: Ran, after: Ran) -> list[str]:
@@ -300,7 +256,13 @@ def row_of(work: Work, before: Ran, after: Ran) -> list[str]:
     times = [number(ran.microseconds) for ran in (before, after)]
     bound = "" if work.bound is None else f"{work.bound:g}"
     ratio = f"{before.microseconds / after.microseconds:.2f}"
-    return [work.trial, work.name, error(before), error(after), bound, bits, *times, ratio]
+    return [*name_of(work), error(before), error(after), bound, bits, *times, ratio]
+
+
+def failed_row(work: Work, error: Exception) -> list[str]:
+    """Says why as well."""
+    print(f"bench/trials.py: {work.trial}, {work.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return [*name_of(work), "", "failed ✗", *[""] * (len(HEADER) - 4)]
 
 
 def measure(work: Work, where: Where) -> list[str]:
@@ -313,26 +275,40 @@ def measure(work: Work, where: Where) -> list[str]:
     return row_of(work, *ran)
 
 
+def measure_all(works: Sequence[Work], where: Where) -> bool:
+    """Prints their table, row by row; whether all is as it should be."""
+    colours = {"✓": "32", "✗": "1;31"}
+    widest = [[*name_of(work), *["0.0e-00 ✓"] * 2, "0.005", "other", *["000000.0"] * 2, "00.00"] for work in works]
+    good = True
+    with GrowingTable(HEADER, widest, left=2) as rows:
+        for work in works:
+            try:
+                row = measure(work, where)
+            except Exception as error:  # the rest go on
+                row = failed_row(work, error)
+            rows.add([paint(cell, colours.get(cell[-1:], "0")) for cell in row])
+            good &= not any("✗" in cell for cell in row)
+    return good
+
+
 def main(argv: list[str]) -> int:
+    names = list(dict.fromkeys(work.trial for work in WORKS))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trial", choices=sorted({work.trial for work in WORKS}), help="only this one")
+    parser.add_argument("--trial", choices=names, help="only this one")
     parser.add_argument("--list", action="store_true", help="what would run")
+    parser.add_argument("--names", action="store_true", help="the trials there are, a line each")
     parser.add_argument("--dry", action="store_true", help="small, on the CPU, where no trial applies")
     args = parser.parse_args(argv)
     works = [work for work in WORKS if args.trial in (None, work.trial)]
+    if args.names:
+        print("\n".join(names))
+        return 0
     if args.list:
-        print(table(["trial", "work"], [[work.trial, work.name] for work in works], left=2))
+        print(table(HEADER[:2], [name_of(work) for work in works], left=2))
         return 0
     if not args.dry and not torch.cuda.is_available():
-        sys.exit("bench/trials.py: torch sees no GPU on this machine; --list and --dry need none")
-    rows = []
-    with Progress(len(works), "trials") as progress:
-        for work in works:
-            rows.append(measure(work, Where("cpu" if args.dry else "cuda")))
-            progress.step(work.name)
-    colours = {"✓": "32", "✗": "1;31"}
-    print(table(HEADER, [[paint(c, colours.get(c[-1:], "0")) for c in row] for row in rows], left=2))
-    return int(any("✗" in cell for row in rows for cell in row))
+        sys.exit("bench/trials.py: torch sees no GPU on this machine; --list, --names and --dry need none")
+    return int(not measure_all(works, Where("cpu" if args.dry else "cuda")))
 
 
 if __name__ == "__main__":

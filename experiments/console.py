@@ -31,22 +31,53 @@ def _width(text: str) -> int:
     return len(_ANSI.sub("", text))
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str] | None], left: int = 1) -> str:
-    """A ruled table; the first `left` columns are aligned left, the others right. A row that is None is a rule."""
-    widths = [max(_width(row[i]) for row in [header, *rows] if row is not None) for i in range(len(header))]
+class _Ruled:
+    """The lines of a ruled table as wide as these rows; the first `left` columns are aligned left, the others right."""
 
-    def line(cells: Sequence[str]) -> str:
+    def __init__(self, rows: Sequence[Sequence[str] | None], left: int):
+        given = [row for row in rows if row is not None]
+        self.widths, self.left = [max(map(_width, column)) for column in zip(*given, strict=True)], left
+
+    def line(self, cells: Sequence[str]) -> str:
         padded = []
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        for i, (cell, width) in enumerate(zip(cells, self.widths, strict=True)):
             space = " " * (width - _width(cell))
-            padded.append(cell + space if i < left else space + cell)
+            padded.append(cell + space if i < self.left else space + cell)
         return "│ " + " │ ".join(padded) + " │"
 
-    def rule(start: str, middle: str, end: str) -> str:
-        return start + middle.join("─" * (width + 2) for width in widths) + end
+    def rule(self, start: str, middle: str, end: str) -> str:
+        return start + middle.join("─" * (width + 2) for width in self.widths) + end
 
-    body = [rule("├", "┼", "┤") if row is None else line(row) for row in rows]
-    return "\n".join([rule("┌", "┬", "┐"), line(header), rule("├", "┼", "┤"), *body, rule("└", "┴", "┘")])
+    def head(self, header: Sequence[str]) -> list[str]:
+        return [self.rule("┌", "┬", "┐"), self.line(header), self.rule("├", "┼", "┤")]
+
+    def foot(self) -> str:
+        return self.rule("└", "┴", "┘")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str] | None], left: int = 1) -> str:
+    """A ruled table; the first `left` columns are aligned left, the others right. A row that is None is a rule."""
+    ruled = _Ruled([header, *rows], left)
+    body = [ruled.rule("├", "┼", "┤") if row is None else ruled.line(row) for row in rows]
+    return "\n".join([*ruled.head(header), *body, ruled.foot()])
+
+
+class GrowingTable:
+    """The same, each row printed when it is known. Its columns are as wide as those of `widest`, rows like those to
+    come; a wider cell makes its own line longer."""
+
+    def __init__(self, header: Sequence[str], widest: Sequence[Sequence[str]], left: int = 1):
+        self.header, self.ruled = header, _Ruled([header, *widest], left)
+
+    def add(self, row: Sequence[str]) -> None:
+        print(self.ruled.line(row), flush=True)
+
+    def __enter__(self) -> GrowingTable:
+        print("\n".join(self.ruled.head(self.header)), flush=True)
+        return self
+
+    def __exit__(self, *_) -> None:
+        print(self.ruled.foot(), flush=True)
 
 
 class Progress:

@@ -2,6 +2,7 @@
 
 pack      lm-1.tar: half of every source's training documents, the held-out text, tasks, the tokenizer
           lm-2.tar: the other half; enwik8.tar: its bytes
+cut       lm-1.tar as packs of its files that fit into a call each: lm-1.0.tar, which has the tokenizer, lm-1.1.tar, …
 unpack    tokenises them with `gka tokenize`: tokens/SOURCE.1.tokens, SOURCE.2.tokens, SOURCE.test.tokens; tasks/
 
 Text travels, not tokens: under xz it takes 0.6 bytes a token, tokens take 1.4. Every machine unpacks, the one that
@@ -173,6 +174,40 @@ def pack(options: argparse.Namespace) -> int:
     return 0
 
 
+# ---- In pieces
+
+TOKENIZER = "gpt2/tokenizer.json"
+
+
+def fitting(found: list[Member], room: float) -> list[Member]:
+    """Of those in their order the ones that fit, as a tar holds them."""
+    taken, used = [], tarfile.RECORDSIZE  # at the end, at most
+    for name, content in found:
+        size = tarfile.BLOCKSIZE * (1 + -(-len(content) // tarfile.BLOCKSIZE))
+        if used + size <= room:
+            taken.append((name, content))
+            used += size
+    return taken
+
+
+def cut(options: argparse.Namespace) -> int:
+    with tarfile.open(options.pack) as archive:
+        found = [(entry.name.removesuffix(".xz"), archive.extractfile(entry).read()) for entry in archive]
+    found = [(name, content) for name, content in found if not (options.no_tasks and name.startswith("tasks/"))]
+    found.sort(key=lambda member: (member[0] != TOKENIZER, -len(member[1])))
+    rows = []
+    while found:
+        taken = fitting(found, 2**20 * (options.most if rows else options.first))
+        if not taken:
+            raise SystemExit(f"cut: {found[0][0]} does not fit into a pack; give a larger --first or --most")
+        found = [member for member in found if member not in taken]
+        path = options.pack.with_name(f"{options.pack.stem}.{len(rows)}.tar")
+        write_pack(path, taken)
+        rows.append([path.name, f"{path.stat().st_size / 2**20:.1f}", str(len(taken))])
+    print(table(["pack", "MiB", "files"], rows))
+    return 0
+
+
 # ---- And out again
 
 
@@ -225,6 +260,12 @@ def arguments() -> argparse.Namespace:
     packing.add_argument("--documents", type=int, default=0, help="of a source in a pack, at most (0: all)")
     packing.add_argument("--items", type=int, default=1000, help="of a task, at most (1000)")
     packing.add_argument("--jobs", type=int, default=2)
+    cutting = commands.add_parser("cut")
+    cutting.set_defaults(command=cut)
+    cutting.add_argument("pack", type=Path)
+    cutting.add_argument("--first", type=float, default=12.5, metavar="MIB", help="of the first at most (12.5)")
+    cutting.add_argument("--most", type=float, default=27, metavar="MIB", help="of the others at most (27)")
+    cutting.add_argument("--no-tasks", action="store_true", help="leave out what runs with --items 0 do not ask")
     unpacking = commands.add_parser("unpack")
     unpacking.set_defaults(command=unpack)
     unpacking.add_argument("packs", nargs="+", metavar="PACK")

@@ -3,7 +3,8 @@ the same width and heads, gradients of weights and input; the median of so many 
 
     python3 beside.py FOLDER --lengths 1k,4k,16k,64k        FOLDER has the package `fla`
 
-Its kernels are compiled and tuned at their first call, which is not timed and takes most of the time.
+--json-lines prints every row by itself, as soon as it is measured. FLA's kernels are compiled and tuned at their first
+call, which is not timed and takes most of the time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -71,22 +72,36 @@ def measure(layer: torch.nn.Module, length: int, options: argparse.Namespace) ->
     return 1e3 * statistics.median(seconds(work, options.device) for _ in range(options.repetitions))
 
 
-def rows_of(token: str, options: argparse.Namespace) -> list[dict]:
+def rows_of(token: str, options: argparse.Namespace) -> Iterator[dict]:
     """What cannot be imported or does not fit has its reason in place of a time."""
-    name, rows = f"FLA {token}", []
+    name = f"FLA {token}"
     try:
         layer = make(token, options)
     except (ImportError, AttributeError, TypeError) as error:
-        return [{"name": name, "length": length, "error": str(error)} for length in options.lengths]
+        yield from ({"name": name, "length": length, "error": str(error)} for length in options.lengths)
+        return
     for length in options.lengths:
         row = {"name": name, "length": length}
         try:
             row["milliseconds"] = measure(layer, length, options)
         except RuntimeError as error:  # out of memory among them
             row["error"] = str(error).splitlines()[0]
-        rows.append(row)
         print(row, file=sys.stderr, flush=True)
-    return rows
+        yield row
+
+
+def setting(options: argparse.Namespace) -> dict:
+    gpu = options.device != "cpu"
+    return {
+        "machine": torch.cuda.get_device_name() if gpu else "cpu",
+        "date": time.strftime("%Y-%m-%d"),
+        "dtype": "bfloat16" if gpu else "float32",
+        "fla": getattr(sys.modules.get("fla"), "__version__", None),
+        "torch": torch.__version__,
+        "batch": options.batch,
+        "heads": options.heads,
+        "head_dim": options.head_dim,
+    }
 
 
 def count(text: str) -> list[int]:
@@ -103,6 +118,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json-lines", action="store_true")
     options = parser.parse_args()
     options.layers = options.layers.split(",")
     if unknown := [token for token in options.layers if token not in LAYERS]:
@@ -113,20 +129,14 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     sys.path.insert(0, str(options.folder.resolve()))
-    rows = [row for token in options.layers for row in rows_of(token, options)]
-    gpu = options.device != "cpu"
-    told = {
-        "machine": torch.cuda.get_device_name() if gpu else "cpu",
-        "date": time.strftime("%Y-%m-%d"),
-        "dtype": "bfloat16" if gpu else "float32",
-        "fla": getattr(sys.modules.get("fla"), "__version__", None),
-        "torch": torch.__version__,
-        "batch": options.batch,
-        "heads": options.heads,
-        "head_dim": options.head_dim,
-        "rows": rows,
-    }
-    print(json.dumps(told))
+    rows = []
+    for token in options.layers:
+        for row in rows_of(token, options):
+            rows.append(row)
+            if options.json_lines:
+                print(json.dumps(setting(options) | row), flush=True)
+    if not options.json_lines:
+        print(json.dumps(setting(options) | {"rows": rows}))
     return 0
 
 

@@ -15,7 +15,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <ctime>
 #include <fstream>
+#include <iostream>
 #include <memory>
 #include <stdexcept>
 
@@ -91,6 +93,18 @@ std::string describe_machine(at::Device device) {
   return where + ", torch " + GKA_TORCH_VERSION + ", gka " + version();
 }
 
+std::string today() {
+  const auto now = std::time(nullptr);
+  std::array<char, 16> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%d", std::localtime(&now));
+  return text.data();
+}
+
+void print_line(Json setting, const Json& row) {
+  setting.update(row);
+  std::cout << setting.dump() << std::endl;
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) throw std::logic_error("the median of nothing");
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -147,6 +161,16 @@ std::optional<AttentionKernel> fastest_attention(at::Device device, const std::f
     if (!fastest || seconds < least) least = seconds, fastest = kernel;
   }
   return fastest;
+}
+
+std::optional<AttentionKernel> choose_attention(const std::string& name, at::Device device,
+                                                const std::function<double()>& work) {
+  if (name == "auto" || device.is_cpu()) return fastest_attention(device, work);
+  const auto kernels = attention_kernels();
+  const auto found = std::ranges::find_if(kernels, [&](const auto& kernel) { return name == kernel.name; });
+  if (found == kernels.end()) throw std::invalid_argument("there is no attention kernel called '" + name + "'");
+  prefer(*found);
+  return *found;
 }
 
 bool is_out_of_memory(std::string_view error) {

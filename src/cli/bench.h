@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "cli/commands.h"
 #include "train/device.h"
 
@@ -34,6 +35,13 @@ std::string describe_machine(at::Device device);
 
 double median(std::vector<double> values);
 
+/// The date here: 2026-11-18.
+std::string today();
+
+/// A row by itself, with what all rows have in common, on its way before the next is measured: what a limit of time
+/// ends keeps what came before.
+void print_line(Json setting, const Json& row);
+
 /// Seconds that `work` takes, the device waited for before and after.
 double seconds_of(at::Device device, const std::function<void()>& work);
 
@@ -50,6 +58,10 @@ struct AttentionKernel {
 void prefer(const AttentionKernel& kernel);
 /// The one with which `work`, whose seconds it returns, is fastest; nothing on a CPU, which has but one.
 std::optional<AttentionKernel> fastest_attention(at::Device device, const std::function<double()>& work);
+
+/// The same for "auto"; otherwise the one of that name, untried.
+std::optional<AttentionKernel> choose_attention(const std::string& name, at::Device device,
+                                                const std::function<double()>& work);
 
 /// Whether an error says that memory ran out.
 bool is_out_of_memory(std::string_view error);

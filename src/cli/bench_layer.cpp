@@ -30,7 +30,7 @@ struct Arguments {
   std::string layers = "*,DN,GDN,GKA";
   std::string lengths = "1k,2k,4k,8k,16k,32k,64k";
   std::int64_t batch = 4, heads = 8, head_dim = 128, repetitions = 20;
-  bool json = false;
+  bool json = false, json_lines = false;
   Place place;
 };
 
@@ -139,6 +139,17 @@ void race(const Contestants& contestants, const Arguments& arguments, std::int64
   }
 }
 
+/// What all rows have in common.
+Json setting(const Arguments& arguments, const train::Compute& compute) {
+  return {{"machine", describe_machine(compute.device)},
+          {"date", today()},
+          {"device", compute.device.str()},
+          {"dtype", name_of(compute.activations)},
+          {"batch", arguments.batch},
+          {"heads", arguments.heads},
+          {"head_dim", arguments.head_dim}};
+}
+
 int run(const Arguments& arguments) {
   const auto lengths = parse_lengths(arguments.lengths);
   const auto compute = choose_compute(arguments.place);
@@ -150,6 +161,7 @@ int run(const Arguments& arguments) {
   }
   std::vector<Row> table(1, Row{"T"});
   for (const auto& contestant : contestants) table[0].push_back(std::string(contestant->kind().name) + ", ms");
+  auto report = setting(arguments, compute);
   Json rows = Json::array();
   LiveLine line;
   for (const auto length : lengths) {
@@ -163,18 +175,14 @@ int run(const Arguments& arguments) {
       if (time) entry["milliseconds"] = *time;
       if (!time) entry["error"] = contestant->failure();
       if (*contestant->kernel()) entry["attention_kernel"] = contestant->kernel();
+      if (arguments.json_lines) print_line(report, entry);
       rows.push_back(std::move(entry));
     }
   }
   line.clear();
-  const Json report{{"machine", describe_machine(compute.device)},
-                    {"device", compute.device.str()},
-                    {"dtype", name_of(compute.activations)},
-                    {"batch", arguments.batch},
-                    {"heads", arguments.heads},
-                    {"head_dim", arguments.head_dim},
-                    {"rows", std::move(rows)}};
+  if (arguments.json_lines) return 0;
   if (arguments.json) {
+    report["rows"] = std::move(rows);
     std::cout << report.dump(2) << "\n";
     return 0;
   }
@@ -200,7 +208,9 @@ Action declare_bench_layer(CLI::App& app) {
     app.add_option(option, *value, meaning)->type_name("N")->check(positive_number())->capture_default_str();
   }
   add_place(app, arguments->place);
-  app.add_flag("--json", arguments->json, "For a program to read");
+  auto* json = app.add_flag("--json", arguments->json, "For a program to read");
+  app.add_flag("--json-lines", arguments->json_lines, "The same row by row, each length as soon as it is measured")
+      ->excludes(json);
   app.footer(
       "A layer is all that mixes tokens in a block: projections, convolutions, gates, the memory, the output.\n"
       "\n"

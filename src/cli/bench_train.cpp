@@ -8,9 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <ctime>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -55,7 +53,7 @@ constexpr const char* kExplained =
     "               average, GKA solves once forward and once backward\n"
     "  memory       the most in use during a step: weights, optimiser, gradients, activations; of the process on a "
     "CPU\n"
-    "  kernel       which of torch's attention kernels was faster\n"
+    "  kernel       which of torch's attention kernels was faster, or was asked for\n"
     "\n"
     "Examples:\n"
     "  gka bench train configs/440m/gka.json                     against configs/440m/attention.json\n"
@@ -68,7 +66,8 @@ struct Arguments {
   std::string against;
   std::string lengths = "4096,16384,65536";
   std::int64_t batch_tokens = 0, accumulation = 1, steps = 12, after = 0;
-  bool recompute = false, json = false;
+  std::string attention = "auto";
+  bool recompute = false, json = false, json_lines = false;
   Place place;
 };
 
@@ -117,7 +116,7 @@ class Contestant {
         text_(open_text(arguments)),
         rate_(text_ ? kTextRate : kLearningRate) {
     const auto before = train::memory_now(compute_.device);
-    learner_ = std::make_unique<train::Learner>(config_, compute_);
+    learner_ = std::make_unique<train::Learner>(config_, compute_, /*source=*/compute_.device);
     own_bytes_ = train::memory_now(compute_.device) - before;
     if (text_ && text_->vocab_size() > model().vocab_size) {
       throw std::runtime_error("--text has " + std::to_string(text_->vocab_size()) + " kinds of tokens and " + name_ +
@@ -217,7 +216,9 @@ class Entry {
 
   void warm_up(at::Device device) {
     attempt([&] {
-      if (contestant_.has_attention()) kernel_ = fastest_attention(device, [&] { return contestant_.step(parts_); });
+      if (contestant_.has_attention()) {
+        kernel_ = choose_attention(arguments_.attention, device, [&] { return contestant_.step(parts_); });
+      }
       contestant_.step(parts_);
     });
   }
@@ -307,33 +308,27 @@ struct Report {
   double utilisation(const Measured& row) const { return tokens_per_second(row) * row.flops_per_token / matrix_rate; }
 };
 
-std::string today() {
-  const auto now = std::time(nullptr);
-  std::array<char, 16> text{};
-  std::strftime(text.data(), text.size(), "%Y-%m-%d", std::localtime(&now));
-  return text.data();
+Json row_as_json(const Report& report, const Measured& row) {
+  Json entry{{"config", row.name},
+             {"length", row.length},
+             {"sequences", report.batch_tokens / row.length},
+             {"flops_per_token", row.flops_per_token}};
+  if (!row.kernel.empty()) entry["attention_kernel"] = row.kernel;
+  if (!row.failure.empty()) {
+    entry["error"] = row.failure;
+    return entry;
+  }
+  entry["tokens_per_second"] = report.tokens_per_second(row);
+  entry["seconds_per_step"] = row.seconds;
+  entry["utilisation"] = report.utilisation(row);
+  entry["memory_bytes"] = row.memory;
+  if (row.ratio > 0) entry["ratio"] = row.ratio;
+  if (row.loss) entry["loss"] = *row.loss;
+  return entry;
 }
 
-Json as_json(const Report& report) {
-  Json rows = Json::array();
-  for (const auto& row : report.rows) {
-    Json entry{{"config", row.name},
-               {"length", row.length},
-               {"sequences", report.batch_tokens / row.length},
-               {"flops_per_token", row.flops_per_token}};
-    if (!row.kernel.empty()) entry["attention_kernel"] = row.kernel;
-    if (row.failure.empty()) {
-      entry["tokens_per_second"] = report.tokens_per_second(row);
-      entry["seconds_per_step"] = row.seconds;
-      entry["utilisation"] = report.utilisation(row);
-      entry["memory_bytes"] = row.memory;
-      if (row.ratio > 0) entry["ratio"] = row.ratio;
-      if (row.loss) entry["loss"] = *row.loss;
-    } else {
-      entry["error"] = row.failure;
-    }
-    rows.push_back(std::move(entry));
-  }
+/// What all rows have in common.
+Json setting_as_json(const Report& report) {
   return {{"machine", report.machine},
           {"date", today()},
           {"device", report.compute.device.str()},
@@ -341,8 +336,14 @@ Json as_json(const Report& report) {
           {"batch_tokens", report.batch_tokens},
           {"text", report.text},
           {"after", report.after},
-          {"matrix_product_flops", report.matrix_rate},
-          {"rows", std::move(rows)}};
+          {"matrix_product_flops", report.matrix_rate}};
+}
+
+Json as_json(const Report& report) {
+  auto told = setting_as_json(report);
+  auto& rows = told["rows"] = Json::array();
+  for (const auto& row : report.rows) rows.push_back(row_as_json(report, row));
+  return told;
 }
 
 void print_table(const Report& report) {
@@ -416,8 +417,10 @@ int run(Arguments arguments) {
                 << (row.failure.empty() ? grouped(std::llround(report.tokens_per_second(row))) + " tokens/s"
                                         : row.failure)
                 << "\n";
+      if (arguments.json_lines) print_line(setting_as_json(report), row_as_json(report, row));
     }
   }
+  if (arguments.json_lines) return 0;
   report.matrix_rate = std::max(report.matrix_rate, matrix_rate(compute.device, compute.activations));
   if (arguments.json) {
     std::cout << as_json(report).dump(2) << "\n";
@@ -457,8 +460,14 @@ Action declare_bench_train(CLI::App& app) {
       ->check(non_negative_number())
       ->capture_default_str();
   app.add_flag("--checkpoint-activations", arguments->recompute, "Compute blocks again in the backward pass");
+  app.add_option("--attention", arguments->attention,
+                 "cuDNN or flash, on a GPU; auto: whichever is faster, tried with five steps at every length")
+      ->check(CLI::IsMember({"auto", "cuDNN", "flash"}))
+      ->capture_default_str();
   add_place(app, arguments->place);
-  app.add_flag("--json", arguments->json, "For a program to read");
+  auto* json = app.add_flag("--json", arguments->json, "For a program to read");
+  app.add_flag("--json-lines", arguments->json_lines, "The same row by row, each as soon as it is measured")
+      ->excludes(json);
   app.footer(kExplained);
   return [arguments] { return run(*arguments); };
 }

@@ -175,7 +175,7 @@ Action declare_info(CLI::App& app) {
       "Without a call to explain, a few typical ones are shown.\n"
       "In the environment GKA_CPU=portable|avx2|avx512 forces an instruction set,\n"
       "GKA_GPU=plain|hopper the kernels on a GPU. GKA_TRIAL=NAME,… lets kernels run\n"
-      "that no card has run yet (docs/kernels.md).");
+      "that are on trial (docs/kernels.md).");
 
   return [arguments] {
     const auto calls = arguments->calls();

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "gka/gka.h"
-#include "kernels/cuda/trial.h"
 #include "layers/functions.h"
 #include "layers/head_sizes.h"
 #include "layers/memory.h"
@@ -223,10 +222,9 @@ class Gka final : public Mixer {
     if (!call.is_step() || !x.is_cuda() || at::GradMode::is_enabled() || config_.num_iter == 0 || sketch_.defined()) {
       return false;
     }
-    using kernels::cuda::Trial, kernels::cuda::on_trial;
     const bool every_head =
         (sizes_.q_heads == sizes_.heads && sizes_.k_heads == sizes_.heads && sizes_.v_heads == sizes_.heads) ||
-        (expand_k_.copies() && expand_v_.copies() && on_trial(Trial::grouped_step));
+        (expand_k_.copies() && expand_v_.copies());
     const bool sizes =
         (sizes_.key_dim == 64 || sizes_.key_dim == 128) && (sizes_.value_dim == 64 || sizes_.value_dim == 128);
     return every_head && sizes && query_.conv() && key_.conv() && value_.conv() && gate_weights_.defined() &&

@@ -9,7 +9,6 @@
 
 #include "kernels/cuda/many_products.h"
 #include "kernels/cuda/small_products.h"
-#include "kernels/cuda/trial.h"
 #include "ops/checks.h"
 #include "ops/fused.h"
 #include "ops/on_gpu.h"
@@ -156,7 +155,6 @@ at::Tensor as_one(at::TensorList matrices) {
 bool has_many_products(const at::Tensor& x, at::TensorList weights) {
   using kernels::cuda::ManyProducts;
   if (at::GradMode::is_enabled() || !x.is_cuda() || x.scalar_type() != at::kBFloat16 || !has_fused(x)) return false;
-  if (!kernels::cuda::on_trial(kernels::cuda::Trial::int8_products)) return false;
   if (!kernels::cuda::has_many_products(x.numel() / std::max<std::int64_t>(x.size(-1), 1), x.size(-1))) return false;
   if (weights.empty() || weights.size() > ManyProducts::kMostMatrices) return false;
   return std::ranges::all_of(weights, [](const at::Tensor& weight) {

@@ -1,12 +1,10 @@
 #include "ops/run.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sum.h>
 
 #include <initializer_list>
 #include <string>
 
-#include "kernels/cuda/trial.h"
 #include "ops/arguments.h"
 #include "ops/backends.h"
 #include "ops/checks.h"
@@ -46,12 +44,9 @@ void drop_unused(MemoryCall& a) {
   }
 }
 
-/// Whether the kernels read keys and values that heads share where they are. On a GPU each head gets a copy: those
-/// kernels are on trial, and the copies of one token are few bytes.
-bool reads_shared_heads(const MemoryCall& a) {
-  const bool step = a.q.dim() == 3;
-  return a.q.is_cpu() || (!step && kernels::cuda::on_trial(kernels::cuda::Trial::grouped_heads));
-}
+/// Whether the kernels read keys and values that heads share where they are. For one token on a GPU each head gets a
+/// copy, which is few bytes.
+bool reads_shared_heads(const MemoryCall& a) { return a.q.is_cpu() || a.q.dim() != 3; }
 
 /// How many of q's heads share one of k or v.
 std::int64_t group_of(const MemoryCall& a, const at::Tensor& shared) {
@@ -146,27 +141,6 @@ std::vector<at::Tensor> gradient_room(const MemoryCall& a) {
     gradients.push_back(wanted ? at::empty_symint(input.sym_sizes(), input.options()) : nothing(a));
   }
   return gradients;
-}
-
-/// Where the kernels write: `results`, but for k and v of which each head has got a copy.
-std::vector<at::Tensor> room_by_head(const MemoryCall& a, std::vector<at::Tensor> results) {
-  for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
-    const at::Tensor& input = a.*kDifferentiable[i];
-    if (results[i].numel() == 0 || group_of(a, input) == 1 || reads_shared_heads(a)) continue;
-    auto shape = input.sizes().vec();
-    shape[2] = a.q.size(2);
-    results[i] = at::empty(shape, input.options());
-  }
-  return results;
-}
-
-/// And from there to the results: what copies of a head got is added up.
-void sum_copies(const std::vector<at::Tensor>& by_head, const std::vector<at::Tensor>& results) {
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    if (by_head[i].is_same(results[i])) continue;
-    auto sum = results[i];
-    at::sum_out(sum, by_head[i].unflatten(2, {sum.size(2), -1}), 3);
-  }
 }
 
 /// What is behind the states of a problem's segments, which backends need not write, is then the same at every call.
@@ -273,23 +247,21 @@ void run_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     // The kernels write λ's gradient as they read λ, in float64.
     const auto& d_ridge = results[8];
     const auto d_ridge_wide = d_ridge.numel() > 0 ? room(a, {sizes.heads, sizes.key_dim}, at::kDouble) : at::Tensor();
-    const auto by_head = room_by_head(a, results);
     prepare(a);
     backend.backward(problem_of(a, sizes, options), saved_pointers(a.x, a.norm, a.h_segments, a.u_segments),
                      {.d_o = sequence_view(a.d_o),
                       .d_h = pointer(a.d_h),
                       .d_u = pointer(a.d_u),
-                      .d_q = sequence_view(by_head[0]),
-                      .d_k = sequence_view(by_head[1]),
-                      .d_v = sequence_view(by_head[2]),
-                      .d_log_decay = sequence_view(by_head[3]),
-                      .d_beta = sequence_view(by_head[4]),
-                      .d_alpha = sequence_view(by_head[5]),
-                      .d_h0 = pointer(by_head[6]),
-                      .d_u0 = pointer(by_head[7]),
+                      .d_q = sequence_view(results[0]),
+                      .d_k = sequence_view(results[1]),
+                      .d_v = sequence_view(results[2]),
+                      .d_log_decay = sequence_view(results[3]),
+                      .d_beta = sequence_view(results[4]),
+                      .d_alpha = sequence_view(results[5]),
+                      .d_h0 = pointer(results[6]),
+                      .d_u0 = pointer(results[7]),
                       .d_ridge_diagonal = doubles(d_ridge_wide)},
                      a.q.device());
-    sum_copies(by_head, results);
     if (d_ridge_wide.defined()) d_ridge.copy_(d_ridge_wide);
   }
   push_results(*stack, results);

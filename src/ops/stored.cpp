@@ -10,7 +10,6 @@
 #include <string>
 
 #include "kernels/cuda/int8_rows.h"
-#include "kernels/cuda/trial.h"
 #include "kernels/products.h"
 #include "ops/backends.h"
 #include "ops/fused.h"
@@ -76,13 +75,13 @@ at::Tensor dense(const at::Tensor& weight, std::int64_t in, at::ScalarType type)
 }
 
 std::vector<at::Tensor> dense_all(at::TensorList weights, std::int64_t in, at::ScalarType type) {
-  using kernels::cuda::Int8Rows, kernels::cuda::Trial, kernels::cuda::on_trial;
+  using kernels::cuda::Int8Rows;
   std::vector<at::Tensor> results;
   const auto bytes = [&](const at::Tensor& weight) {
     return is_int8(weight) && weight.is_cuda() && weight.is_contiguous() && is_aligned(weight);
   };
-  if (!kHasCuda || !on_trial(Trial::int8_products) || type != at::kBFloat16 || !kernels::cuda::has_int8_rows(in) ||
-      weights.size() == 0 || weights.size() > Int8Rows::kMostMatrices || !std::ranges::all_of(weights, bytes)) {
+  if (!kHasCuda || type != at::kBFloat16 || !kernels::cuda::has_int8_rows(in) || weights.size() == 0 ||
+      weights.size() > Int8Rows::kMostMatrices || !std::ranges::all_of(weights, bytes)) {
     for (const auto& weight : weights) results.push_back(dense_in_passes(weight, in, type));
     return results;
   }

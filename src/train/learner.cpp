@@ -13,9 +13,10 @@
 namespace gka::train {
 namespace {
 
-models::Decoder draw_model(const Config& config, const Compute& compute) {
+models::Decoder draw_model(const Config& config, const Compute& compute, at::Device source) {
   seed_torch(compute.device, config.seed);
-  const auto generator = seed_torch(at::kCPU, config.seed);
+  seed_torch(at::kCPU, config.seed);
+  const auto generator = seed_torch(source, config.seed);
   return models::Decoder(
       models::parse_training_config(config.model, "model"),
       {.device = compute.device, .dtype = compute.parameters, .generator = generator, .requires_grad = true});
@@ -32,10 +33,10 @@ std::int64_t count_targets(std::span<const data::Batch> parts) {
 
 }  // namespace
 
-Learner::Learner(const Config& config, const Compute& compute)
+Learner::Learner(const Config& config, const Compute& compute, at::Device source)
     : compute_(compute),
       recompute_(config.checkpoint_activations),
-      decoder_(draw_model(config, compute)),
+      decoder_(draw_model(config, compute, source)),
       optimiser_(decoder_.parameters().all(),
                  {.betas = config.betas, .eps = config.eps, .weight_decay = config.weight_decay, .clip = config.clip}) {
   if (!config.cuda_graph || !infer::Recorder::serves(compute.device)) return;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <array>
 #include <functional>
@@ -22,8 +23,9 @@ namespace gka::train {
 
 class Learner {
  public:
-  /// Seeds all of torch, and draws the weights from a CPU's numbers whatever the device: they are the same everywhere.
-  Learner(const Config& config, const Compute& compute);
+  /// Seeds all of torch, and draws the weights from the numbers of `source`: a CPU's are the same everywhere, the
+  /// device's own come a hundred times as fast, which a benchmark of billions of weights takes.
+  Learner(const Config& config, const Compute& compute, at::Device source = at::kCPU);
 
   models::Decoder& decoder() { return decoder_; }
   const models::Decoder& decoder() const { return decoder_; }

@@ -36,6 +36,29 @@ def test_models_are_measured_at_every_length_beside_the_attention_model():
     assert "tiny/gka, T = 16" in done.stderr
 
 
+def test_rows_come_one_by_one_each_with_what_they_have_in_common():
+    shape = ["--lengths", "16,32", "--device", "cpu", "--json-lines"]
+    done = call("train", TINY / "gka.json", *shape, "--batch-tokens", "64", "--steps", "1", "--attention", "flash")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["config"], row["length"], row["batch_tokens"]) for row in rows] == [
+        ("tiny/gka", 16, 64),
+        ("tiny/attention", 16, 64),
+        ("tiny/gka", 32, 64),
+        ("tiny/attention", 32, 64),
+    ]
+    assert all(row["tokens_per_second"] == pytest.approx(64 / row["seconds_per_step"]) for row in rows)
+    layer = ["--layers", "*,GKA", "--batch", 1, "--heads", 1, "--head-dim", 16, "--repetitions", 1]
+    rows = [json.loads(line) for line in call("layer", *layer, *shape).stdout.splitlines()]
+    assert [(row["layer"], row["length"], row["head_dim"]) for row in rows] == [
+        ("*", 16, 16),
+        ("GKA", 16, 16),
+        ("*", 32, 16),
+        ("GKA", 32, 16),
+    ]
+    assert call("layer", *layer, *shape, "--json").returncode != 0, "one of the two"
+
+
 def test_models_learn_from_text_before_they_are_timed_on_it(tmp_path):
     (tmp_path / "a.txt").write_text("to be or not to be " * 200)
     subprocess.run([PROGRAM, "tokenize", tmp_path / "a.txt", "--out", tmp_path / "a"], check=True, capture_output=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+BENCH = EXPERIMENTS.parent / "bench"
 PROGRAM = os.environ.get("GKA_PROGRAM") or str(Path(sys.executable).parent / "gka")
 
 
@@ -63,6 +64,30 @@ def test_throughput_is_measured_and_reported_at_the_size_that_a_cpu_takes(tmp_pa
           "--device", "cpu", "--out", tmp_path)  # fmt: skip
     works(program, "report", "--out", tmp_path)
     assert "GKA, slope" in (tmp_path / "results.md").read_text()
+
+
+TRIALS = f"""
+import sys
+sys.path.insert(0, {str(BENCH)!r})
+from gpu import Shape
+from trials import Ran, Where, Work, measure_all, whole_sequences
+
+def breaks(where):
+    raise RuntimeError("a kernel that no card has run")
+
+good = whole_sequences(1, 80, Shape(1, 8, 8), backward=True, iterations=5)
+works = [Work("new", "first", 1.0, good), Work("new", "second", 1.0, breaks), Work("new", "third", 1.0, good)]
+sys.exit(not measure_all(works, Where("cpu")))
+"""
+
+
+def test_a_trial_that_fails_is_said_and_the_rest_are_measured():
+    done = call("-c", TRIALS)
+    assert done.returncode == 1
+    assert "new, second: RuntimeError: a kernel that no card has run" in done.stderr
+    rows = [line for line in done.stdout.splitlines() if "│ new" in line]
+    assert ["✓" in row for row in rows] == [True, False, True]
+    assert "failed" in rows[1]
 
 
 @pytest.fixture(scope="module")

@@ -153,6 +153,26 @@ def unpacked(data, tmp_path_factory):
     return folder / "data"
 
 
+def test_a_pack_in_pieces_that_fit_makes_the_same_files(unpacked, tmp_path):
+    packs = tmp_path / "packs"
+    packs.mkdir()
+    whole = packs / "lm-1.tar"
+    whole.write_bytes((unpacked.parent / "packs" / "lm-1.tar").read_bytes())
+    room = [whole.stat().st_size * part / 2**20 for part in (0.6, 0.8)]
+    call(FOLDER / "pack.py", "cut", whole, "--no-tasks", "--first", room[0], "--most", room[1])
+    pieces = sorted(packs.glob("lm-1.?.tar"))
+    assert len(pieces) > 1
+    assert all(
+        piece.stat().st_size <= most * 2**20 for piece, most in zip(pieces, [room[0]] + [room[1]] * 9, strict=False)
+    )
+    for piece in pieces:  # the first has what the others need
+        call(FOLDER / "pack.py", "unpack", piece, "--out", tmp_path / "data")
+    tokens = sorted((tmp_path / "data" / "tokens").glob("*.tokens"))
+    assert [file.name for file in tokens] == ["prose.1.tokens", "prose.test.tokens", "rfc.1.tokens", "rfc.test.tokens"]
+    assert all(file.read_bytes() == (unpacked / "tokens" / file.name).read_bytes() for file in tokens)
+    assert not (tmp_path / "data" / "tasks").exists()
+
+
 def test_a_slice_trains_and_measures_and_the_next_one_knows_what_is_done(unpacked, tmp_path):
     plan = ["--size", "toy", "--only", "gka", "--data", unpacked, "--out", tmp_path / "out", "--items", "4"]
     plan += ["--windows", "4", "--jobs", "2"]

@@ -52,13 +52,11 @@ TEST(Choice, WhatHopperDoesNotCarryIsThePlainPathsAndSaysWhy) {
   const std::vector<std::function<void(Problem&)>> changes = {
       [](Problem& p) { p.q.dtype = DType::float32; },
       [](Problem& p) { p.q.dtype = DType::float64; },
-      [](Problem& p) { p.options.part = Part::solve; },
       [](Problem& p) { p.options.part = Part::memory; },
       [](Problem& p) { p.options.solver = Solver::exact; },
-      [](Problem& p) { p.options.ridge_mode = RidgeMode::constant; },
       [](Problem& p) { p.options.gradient = Gradient::unrolled; },
       [](Problem& p) { p.options.decay_keys = false; },
-      [](Problem& p) { p.key_dim = 160; },
+      [](Problem& p) { p.key_dim = 257; },
       [](Problem& p) { p.options.iterations = hopper::kMostSteps + 1; },
       [](Problem& p) { p.options.ridge = 0.004; },
       [](Problem& p) { p.options.chunk = 32; },
@@ -83,21 +81,10 @@ TEST(Choice, FewIterationsAndSmallRidgesAreHoppers) {
   }
 }
 
-/// GKA_TRIAL for a while.
-class OnTrial {
- public:
-  explicit OnTrial(const char* names) { setenv("GKA_TRIAL", names, 1); }
-  OnTrial(const OnTrial&) = delete;
-  ~OnTrial() { unsetenv("GKA_TRIAL"); }
-};
-
-TEST(Choice, AConstantRidgeIsHoppersOnTrialAlone) {
+TEST(Choice, AConstantRidgeIsHoppersUnlessItIsSmallOrADiagonalOrTakesManyIterations) {
   Problem p = usual();
   p.options.ridge_mode = RidgeMode::constant;
   p.options.ridge = 0.25;
-  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
-  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
-  const OnTrial on("constant_ridge");
   EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
   EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
   const double diagonal[128] = {};
@@ -114,14 +101,11 @@ TEST(Choice, AConstantRidgeIsHoppersOnTrialAlone) {
   }
 }
 
-TEST(Choice, WideHeadsAreHoppersForwardOnTrialAlone) {
+TEST(Choice, WideHeadsAreHoppersBothWays) {
   Problem p = usual();
   p.key_dim = p.value_dim = 256;
-  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
-  const OnTrial on("wide_heads,keys_part,constant_ridge");
   EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
-  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
-  EXPECT_TRUE(std::string(choose_on(p, usual_gradients()).why).starts_with("the Hopper kernels' backward pass "));
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
   EXPECT_FALSE(hopper::keeps_tiles(p));  // either backward pass follows
   const std::vector<std::function<void(Problem&)>> changes = {
       [](Problem& of) { of.key_dim = 257; },
@@ -132,25 +116,35 @@ TEST(Choice, WideHeadsAreHoppersForwardOnTrialAlone) {
     Problem other = p;
     change(other);
     EXPECT_EQ(choose_on(other, Outputs{}).path, Path::plain);
+    EXPECT_EQ(choose_on(other, usual_gradients()).path, Path::plain);
   }
 }
 
-TEST(Choice, TheKeysPartIsHoppersOnTrialAlone) {
+TEST(Choice, WideHeadsBackwardComeInMultiplesOfFourChannels) {
+  Problem p = usual();
+  p.key_dim = 200;
+  p.value_dim = 136;
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
+  p.value_dim = 300;  // two blocks of 256
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
+  p.key_dim = 202;
+  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
+  EXPECT_TRUE(std::string(choose_on(p, usual_gradients()).why).starts_with("the Hopper kernels' backward pass "));
+}
+
+TEST(Choice, TheKeysPartIsHoppersWithTheAdaptiveRidge) {
   Problem p = usual();
   p.options.part = Part::solve;
   p.key_dim = 32;
   p.value_dim = 1;  // means nothing
-  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
-  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
-  const OnTrial on("keys_part,constant_ridge");
   EXPECT_EQ(choose_on(p, Outputs{}).path, Path::hopper);
   EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::hopper);
   EXPECT_FALSE(hopper::keeps_tiles(p));
   p.options.ridge_mode = RidgeMode::constant;
+  p.options.ridge = 0.25;
   EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
-  p = usual();
-  p.options.part = Part::memory;
-  EXPECT_EQ(choose_on(p, Outputs{}).path, Path::plain);
+  EXPECT_EQ(choose_on(p, usual_gradients()).path, Path::plain);
 }
 
 TEST(Choice, AReportAndFloat64OutputsAreThePlainPaths) {
@@ -202,12 +196,12 @@ TEST(Choice, GkaGpuTakesTwoNames) {
 }
 
 TEST(Choice, AKernelOnTrialRunsOnlyWhereItIsNamed) {
-  EXPECT_FALSE(names_trial("", Trial::int8_products));
-  EXPECT_TRUE(names_trial("all", Trial::int8_products));
+  EXPECT_FALSE(names_trial("", Trial::crowd_step));
+  EXPECT_TRUE(names_trial("all", Trial::crowd_step));
   for (const auto& [name, trial] : kTrials) {
     for (const auto& [other, entry] : kTrials) EXPECT_EQ(names_trial(name, entry), entry == trial) << other;
   }
-  EXPECT_THROW(names_trial("int8_products,nonsense", Trial::int8_products), std::invalid_argument);
+  EXPECT_THROW(names_trial("crowd_step,nonsense", Trial::crowd_step), std::invalid_argument);
 }
 
 }  // namespace

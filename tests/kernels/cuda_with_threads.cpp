@@ -3,19 +3,22 @@
 #include "kernels/cuda/step_registers.cu"
 #undef cuda
 
+#include <utility>
+
 #include "kernels/cuda_on_host/scratch.h"
 #include "kernels/cuda_support.h"
 
 namespace gka::kernels::test {
 namespace {
 
-/// How many threads a block had in run(device), which says whether it ran.
+/// How many threads a block had in run(device), which says whether it ran. Whoever runs next has the card as it was.
 template <typename Run>
 int threads_of(int multiprocessors, Run&& run) {
   auto& machine = cuda_with_threads::machine;
-  machine.multiprocessors = multiprocessors;
+  const int before = std::exchange(machine.multiprocessors, multiprocessors);
   bool ran = false;
   with_scratch<cuda_with_threads::Device>([&](const auto& device) { ran = run(device); });
+  machine.multiprocessors = before;
   return ran ? static_cast<int>(machine.contexts.size()) : 0;
 }
 

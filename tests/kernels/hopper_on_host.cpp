@@ -1,10 +1,11 @@
 // The Hopper kernels' own sources on the host, with as many threads as on a card (cuda_with_threads).
 #define cuda cuda_with_threads
 #include "kernels/cuda/hopper/backward.cu"
+#include "kernels/cuda/hopper/backward_wide.cu"
 #include "kernels/cuda/hopper/forward.cu"
 
 namespace gka::kernels::cuda::hopper {
-/// More than 128 value channels are for the card alone.
+/// Blocks of value channels are for the card alone.
 void backward_in_blocks(const Problem&, const Saved&, const Gradients&, const Device&) {
   throw std::logic_error("the host has no backward pass in blocks of values");
 }

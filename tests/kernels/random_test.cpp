@@ -148,6 +148,34 @@ TEST_P(Random, Float32InputsHaveFloat32ResultsAtEveryWidth) {
   }
 }
 
+/// The random problems of more than 128 key channels have few tokens.
+TEST_P(Random, WideHeadsMatchTheReference) {
+  if (!GetParam().tensor_cores) GTEST_SKIP() << "for kernels that are cut in another way for them";
+  CaseSpec usual{.dtype = DType::bfloat16, .tokens = 200, .heads = 2, .key_dim = 256, .value_dim = 256};
+  usual.h0 = usual.u0 = usual.d_h = usual.d_u = usual.float32_gates = true;
+  CaseSpec fading = usual, packed = usual;
+  fading.keys = Keys::silu;
+  fading.weakest_decay = 0.5;
+  fading.strongest_decay = 1.5;
+  packed.dtype = DType::float16;
+  packed.layout = Layout::padded;
+  packed.lengths = {70, 0, 128, 1, 40};
+  packed.key_dim = 200;
+  packed.value_dim = 136;
+  packed.forget = 0.05;
+  packed.skip = 0.1;
+  for (const CaseSpec& of : {usual, fading, packed}) {
+    const Case c(suited(of));
+    const OwnedOutputs got = forward(c), want = c.outputs(DType::float64);
+    const OwnedGradients got_gradients = backward(c), want_gradients = c.gradients(DType::float64);
+    reference::forward(c.problem(), want.pointers());
+    reference::backward(c.problem(), want_gradients.pointers());
+    expect_close(got.o, want.o, within(1e-3), "o, " + c.describe());
+    expect_close(got_gradients, want_gradients, gradients_within(3e-3), c.describe());
+    EXPECT_TRUE(got.o.gaps_intact());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, Random, fast_backends(), backend_name);
 
 }  // namespace

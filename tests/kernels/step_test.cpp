@@ -420,23 +420,19 @@ TEST(StepOfABlock, IsConvolutionsGatesMemoryAndNormOneAfterTheOther) {
   }
 }
 
-TEST(StepOfABlock, TakesHeadsThatShareAKeyWhereThatIsOnTrial) {
+TEST(StepOfABlock, TakesHeadsThatShareAKey) {
   const BlockCase cases[] = {{DType::float32, 128, 128, {4, 2, 2}},
                              {DType::bfloat16, 128, 128, {4, 1, 1}},
                              {DType::bfloat16, 64, 64, {2, 2, 4}},
                              {DType::float16, 64, 128, {4, 2, 1}},
                              {DType::float32, 128, 64, {4, 4, 2}}};
   for (const BlockCase& c : cases) {
-    EXPECT_EQ(BlockCase(c).run_at_once(), 0);
-    const Forced trial("GKA_TRIAL", "grouped_step");
     expect_as_parts(c, kFew);
-  }
-  for (const BlockCase& c : cases) {
     {
-      const Forced trial("GKA_TRIAL", "grouped_step,crowd_step");
+      const Forced trial("GKA_TRIAL", "crowd_step");
       expect_as_parts(c, kCrowd);
     }
-    const Forced trial("GKA_TRIAL", "grouped_step,lone_step");
+    const Forced trial("GKA_TRIAL", "lone_step");
     expect_as_parts(c, kFew, kMany);
   }
 }

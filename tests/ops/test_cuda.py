@@ -79,28 +79,43 @@ def test_16_bit_types_give_the_answer_of_the_cpu(path, dtype, tokens, key_dim, v
     assert_close(run(on_gpu(case)), run(case), tolerance)
 
 
-@pytest.mark.parametrize("trial", ["", "grouped_heads"])
-def test_heads_that_share_keys_and_values_give_the_answer_of_the_cpu(monkeypatch, path, trial):
-    monkeypatch.setenv("GKA_TRIAL", trial)
+def test_heads_that_share_keys_and_values_give_the_answer_of_the_cpu(path):
     case = make(2, 300, 6, 64, 64, dtype=torch.bfloat16, gate_dtype=torch.float32, states=2)
     case |= {"k": case["k"][:, :, ::3].contiguous(), "v": case["v"][:, :, ::2].contiguous()}
     assert_close(run(on_gpu(case)), run(case), 1e-2)
 
 
-@pytest.mark.parametrize("trial", ["", "narrow_heads"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_heads_of_32_channels_give_the_answer_of_the_cpu(monkeypatch, path, dtype, trial):
-    monkeypatch.setenv("GKA_TRIAL", trial)
+def test_heads_of_32_channels_give_the_answer_of_the_cpu(path, dtype):
     case = make(2, 300, 4, 32, 32, dtype=dtype, gate_dtype=torch.float32, states=2)
     assert_close(run(on_gpu(case)), run(case), 1e-2)
 
 
-@pytest.mark.parametrize("trial", ["", "wide_heads"])
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(256, 256), (160, 40)])
-def test_heads_of_256_channels_give_the_answer_of_the_cpu(monkeypatch, path, key_dim, value_dim, trial):
-    monkeypatch.setenv("GKA_TRIAL", trial)
+def test_heads_of_256_channels_give_the_answer_of_the_cpu(path, key_dim, value_dim):
     case = make(2, 300, 2, key_dim, value_dim, dtype=torch.bfloat16, gate_dtype=torch.float32, states=2)
     assert_close(run(on_gpu(case)), run(case), 1e-2)
+
+
+@pytest.mark.parametrize("ridge", [0.25, 0.02])
+def test_a_constant_ridge_in_16_bits_gives_the_answer_of_the_cpu(path, ridge):
+    case = make(2, 300, 2, 128, 128, dtype=torch.bfloat16, gate_dtype=torch.float32, states=2)
+    options = {"ridge_mode": "constant", "ridge": ridge}
+    assert_close(run(on_gpu(case), **options), run(case, **options), 1e-2)
+
+
+@pytest.mark.parametrize("dim", [32, 128])
+def test_ridge_solve_in_16_bits_gives_the_answer_of_the_cpu(path, dim):
+    case = make(2, 300, 2, dim, dim, dtype=torch.bfloat16, gate_dtype=torch.float32, gates=("log_decay", "beta"))
+    del case["v"]
+
+    def both(inputs):
+        leaves = requiring_grad(inputs)
+        x, _ = gka.ridge_solve(**leaves)
+        weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x)
+        return dict(zip(["x", *leaves], [x, *torch.autograd.grad(x, list(leaves.values()), weight)], strict=True))
+
+    assert_close(both(on_gpu(case)), both(case), 1e-2)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -242,14 +257,26 @@ def test_choose_kernel_names_the_path_that_a_call_takes(path):
     kernel, reason = gka.choose_kernel("cuda", torch.bfloat16, key_dim=128)
     assert kernel == {"plain": "cuda", "hopper": "hopper"}[path]
     assert "hopper" in reason
+    taken = (
+        {"iterations": 10, "refine": False},
+        {"ridge_mode": "constant"},
+        {"part": "solve", "key_dim": 32},
+        {"key_dim": 32, "value_dim": 32},
+        {"key_dim": 256, "value_dim": 256},
+    )
+    for other in taken:
+        assert gka.choose_kernel("cuda:0", torch.bfloat16, **other)[0] == kernel
     refused = (
         {"dtype": torch.float32},
         {"solver": "exact"},
         {"iterations": 100},
         {"decay_keys": False},
         {"ridge": 0.001},
-        {"ridge_mode": "constant"},
-        {"part": "solve"},
+        {"ridge_mode": "constant", "ridge": 0.01},
+        {"ridge_mode": "constant", "iterations": 31},
+        {"ridge_mode": "constant", "part": "solve"},
+        {"ridge_mode": "constant", "key_dim": 256},
+        {"part": "solve", "key_dim": 256},
         {"part": "memory"},
         {"report": True},
     )
@@ -257,8 +284,6 @@ def test_choose_kernel_names_the_path_that_a_call_takes(path):
         kernel, reason = gka.choose_kernel("cuda", **{"dtype": torch.bfloat16, **other})
         assert kernel == "cuda"
         assert reason.startswith("hopper: ")
-    kernel, _ = gka.choose_kernel("cuda:0", torch.bfloat16, iterations=10, refine=False)
-    assert kernel == {"plain": "cuda", "hopper": "hopper"}[path]
 
 
 def test_an_unknown_path_is_refused(monkeypatch):

@@ -14,7 +14,6 @@
 #include "gka/kernels.h"
 #include "kernels/cuda/hopper/schedule.h"
 #include "kernels/cuda/hopper/sizes.h"
-#include "kernels/cuda/trial.h"
 
 namespace gka::kernels::cuda {
 
@@ -32,28 +31,26 @@ struct Rule {
 
 /// Whether the forward pass takes a problem's keys of more than 128 channels.
 inline bool takes_wide(const Problem& p) {
-  return p.key_dim <= kWideSize && p.options.part == Part::both && p.options.ridge_mode == RidgeMode::adaptive &&
-         on_trial(Trial::wide_heads);
+  return p.key_dim <= kWideSize && p.options.part == Part::both && p.options.ridge_mode == RidgeMode::adaptive;
 }
 
 inline constexpr Rule kCarried[] = {
     {[](const Problem& p) { return p.q.dtype == DType::bfloat16 || p.q.dtype == DType::float16; },
      "the Hopper kernels take bfloat16 and float16"},
     {[](const Problem& p) {
-       const bool keys = p.options.part == Part::solve && p.options.ridge_mode == RidgeMode::adaptive;
-       return p.options.part == Part::both || (keys && on_trial(Trial::keys_part));
+       return p.options.part == Part::both ||
+              (p.options.part == Part::solve && p.options.ridge_mode == RidgeMode::adaptive);
      },
-     "the Hopper kernels run the whole operator only"},
+     "the Hopper kernels run the whole operator, or ridge_solve with the adaptive ridge"},
     {[](const Problem& p) { return p.options.solver == Solver::chebyshev; },
      "the Hopper kernels solve by Chebyshev only"},
     {[](const Problem& p) {
-       return p.options.ridge_mode == RidgeMode::adaptive ||
-              (p.options.ridge_diagonal == nullptr && on_trial(Trial::constant_ridge));
+       return p.options.ridge_mode == RidgeMode::adaptive || p.options.ridge_diagonal == nullptr;
      },
-     "the Hopper kernels take the adaptive ridge only"},
+     "the Hopper kernels take no diagonal of ridges"},
     {[](const Problem& p) { return p.options.decay_keys; }, "the Hopper kernels decay H and U alike"},
     {[](const Problem& p) { return p.key_dim <= kLargeSize || takes_wide(p); },
-     "the Hopper kernels take up to 128 key channels"},
+     "the Hopper kernels take more than 128 key channels in the whole operator with the adaptive ridge only"},
     {[](const Problem& p) { return p.options.iterations <= kMostSteps; },
      "the Hopper kernels take up to 64 iterations"},
     {[](const Problem& p) { return p.options.chunk == 0 || p.options.chunk == kChunk; },
@@ -87,7 +84,6 @@ inline const char* why_not_carried(const Problem& p) { return first_broken(kCarr
 /// The same of its backward pass.
 inline const char* why_not_carried(const Problem& p, const Gradients& g) {
   if (const char* why = why_not_carried(p); *why != 0) return why;
-  if (p.key_dim > kLargeSize) return "the Hopper kernels' backward pass takes up to 128 key channels";
   if (p.key_dim % 4 != 0 || (p.options.part == Part::both && p.value_dim % 4 != 0)) {
     return "the Hopper kernels' backward pass takes channels in multiples of 4";
   }

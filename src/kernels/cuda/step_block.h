@@ -7,8 +7,7 @@
 
 namespace gka::kernels::cuda {
 
-/// All of one type. As many query, key and value heads as there are; or, on trial, fewer, each for a run of
-/// neighbouring heads.
+/// All of one type. As many query, key and value heads as there are, or fewer, each for a run of neighbouring heads.
 struct StepBlock {
   Step step{};                                // q, k, v, log_decay, beta, alpha and o are not read
   ShortConvStep convs[3] = {};                // of q, k and v; y is not written, and slots are those of the step

@@ -956,7 +956,6 @@ bool takes_step_block(const StepBlock& block) {
     const bool by_head = conv.conv.l2_norm == L2Norm::none || conv.conv.head_dim == dim;
     const bool grouped = channels > 0 && channels % dim == 0 && s.heads * dim % channels == 0;
     if (conv.conv.x.dtype != dtype || !grouped || !by_head || !vectors::takes(conv)) return false;
-    if (channels != s.heads * dim && !on_trial(Trial::grouped_step)) return false;
   }
   const bool gated = given(block.norm.gate);
   return block.norm.dim == s.value_dim && (!gated || block.norm.activation != Activation::none) &&

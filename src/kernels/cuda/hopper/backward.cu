@@ -1,27 +1,11 @@
 // Backward: H and U at the start of every chunk, as the forward pass left them or once more from states of segments;
 // the solve's right-hand side; the same solve as forward; the gradients.
-#include <algorithm>
+#include "kernels/cuda/hopper/backward.cuh"
 
-#include "kernels/cuda/hopper/bwd_passes.cuh"
-#include "kernels/cuda/hopper/forward.cuh"
 #include "kernels/cuda/hopper/hopper.h"
 
 namespace gka::kernels::cuda::hopper {
 namespace {
-
-/// H and U at the start of every chunk, from float32 states at the start of segments.
-template <int D>
-Cut start_states(const Problem& p, const Saved& saved, const KeptStates& to, const Device& device) {
-  const auto [cut, updates] = start_pass(p, 1, device);
-  const int dim = static_cast<int>(p.key_dim), values = static_cast<int>(p.value_dim);
-  const ChunkHCall call{.updates = updates,
-                        .h = {.states = static_cast<float*>(saved.h), .rows = dim, .columns = dim, .chunks = to.h},
-                        .u = {.states = static_cast<float*>(saved.u), .rows = dim, .columns = values, .chunks = to.u},
-                        .whole_k = whole_units(p.k, p.key_dim),
-                        .whole_v = whole_units(p.v, p.value_dim)};
-  start_chunk_h<D, true>(p, cut, call, device);
-  return cut;
-}
 
 /// float32 states at the start of segments, from tiles at the start of chunks.
 template <int D>
@@ -50,22 +34,9 @@ void run_as(const Problem& p, const Saved& saved, bool tiles, const Gradients& o
   scratch.u = given(states.u);
   scratch.trace = states.h.trace;
   scratch.ample = states.h.ample;
-  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
-  scratch.solve = {.pace = schedules.of[0].pace,
-                   .headroom = schedules.of[0].headroom,
-                   .least_spread = schedules.may_refine ? schedules.least_spread : 0,
-                   .least_for_two = schedules.may_refine ? schedules.least_for_two : 0,
-                   .float32 = false,
-                   .reaches = schedules.reaches};
-  std::copy_n(schedules.spread, kReaches, scratch.solve.spread);
+  scratch.solve = solve_numbers(p, false);
   bwd::run<Shape>(p, saved, out, cut.plan, device, scratch, [&](const bwd::Scratch<D>& of) {
-    const View rhs{.data = of.udo,
-                   .dtype = DType::float32,
-                   .batch_stride = p.tokens * p.heads * p.key_dim,
-                   .token_stride = p.heads * p.key_dim,
-                   .head_stride = p.key_dim};
-    const SolveCall call{.rhs = rhs, .x = of.y, .tiles = reinterpret_cast<char*>(of.y_tiles), .tile_down = of.y_down};
-    start_solve<D>(p, cut.plan, states.h, call, device, of.systems);
+    start_solve<D>(p, cut.plan, states.h, second_solve(p, of), device, of.systems);
   });
 }
 
@@ -89,17 +60,9 @@ void with_shape(const Problem& p, bool whole, Body&& body) {
   });
 }
 
-/// Whether all that is read and written of tokens lies aligned, in heads of so many channels.
-bool all_whole(const Problem& p, const Gradients& g, int size) {
-  if (p.key_dim != size || (p.value_dim != size && p.options.part == Part::both)) return false;
-  for (const View& view : {p.q, p.k, p.v, g.d_o, g.d_q, g.d_k, g.d_v}) {
-    if (!bwd::lies_whole(view, p.q.dtype)) return false;
-  }
-  return true;
-}
-
 void run(const Problem& p, const Saved& saved, bool tiles, const Gradients& out, const Device& device) {
   const CurrentDevice current(device.index);
+  if (p.key_dim > kLargeSize) return backward_wide(p, saved, out, device);
   with_size(p, is_narrow(p) && all_whole(p, out, kNarrowSize), [&](auto size) {
     constexpr int D = decltype(size)::value;
     with_shape<D>(p, all_whole(p, out, D), [&](auto shape) { run_as<decltype(shape)>(p, saved, tiles, out, device); });
@@ -129,7 +92,7 @@ void restore_states(const Problem& p, const Saved& from, const Saved& to, const 
 
 void backward(const Problem& problem, const Saved& saved, const Gradients& out, const Device& device) {
   const Problem p = without_values(problem);
-  if (p.value_dim > kLargeSize) return backward_in_blocks(p, saved, out, device);
+  if (p.value_dim > widest_values(p)) return backward_in_blocks(p, saved, out, device);
   run(p, saved, keeps_tiles(p), out, device);
 }
 void backward_from_states(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {

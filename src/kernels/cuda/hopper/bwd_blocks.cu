@@ -1,5 +1,5 @@
-// The backward pass for more value channels than backward.cu takes. It is linear in do: blocks of 128 channels run one
-// after another, each as a problem of its own with its columns of v, do and U, and what belongs to all of them (dq, dk,
+// The backward pass for more value channels than widest_values. It is linear in do: blocks of so many run one after
+// another, each as a problem of its own with its columns of v, do and U, and what belongs to all of them (dq, dk,
 // the gradients of the gates and of H_0) is added up in float32. The second solve is repeated for every block.
 #include <array>
 #include <utility>
@@ -10,8 +10,6 @@
 
 namespace gka::kernels::cuda::hopper {
 namespace {
-
-constexpr std::int64_t kBlock = 128;
 
 View from_channel(View view, std::int64_t first) {
   if (view) view.data = static_cast<char*>(view.data) + first * bytes_of(view.dtype);
@@ -82,7 +80,7 @@ void copy_columns(void* to, std::int64_t to_width, const void* from, std::int64_
 Problem block_of(Problem p, std::int64_t first) {
   p.v = from_channel(p.v, first);
   p.u0 = nullptr;  // the backward pass starts from what was saved
-  p.value_dim = min(kBlock, p.value_dim - first);
+  p.value_dim = min(widest_values(p), p.value_dim - first);
   return p;
 }
 
@@ -91,6 +89,7 @@ Problem block_of(Problem p, std::int64_t first) {
 void backward_in_blocks(const Problem& p, const Saved& saved, const Gradients& out, const Device& device) {
   const CurrentDevice current(device.index);
   const std::int64_t dim = p.key_dim, width = p.value_dim, states = p.sequences * p.heads;
+  const std::int64_t widest = widest_values(p);
   std::vector<Sum> sums;
   std::vector<View Gradients::*> fields;
   const auto add = [&](const View& view, std::int64_t batch, std::int64_t tokens, std::int64_t channels) {
@@ -113,12 +112,12 @@ void backward_in_blocks(const Problem& p, const Saved& saved, const Gradients& o
     add({.data = out.d_h0, .dtype = DType::float32, .batch_stride = p.heads * dim * dim, .head_stride = dim * dim},
         p.sequences, 1, dim * dim);
   }
-  const auto columns = [&](std::int64_t rows) { return allocate<float>(device, rows * dim * kBlock); };
+  const auto columns = [&](std::int64_t rows) { return allocate<float>(device, rows * dim * widest); };
   float* const u = columns(segments_of(p) * p.heads);
   float* const d_u = out.d_u != nullptr ? columns(states) : nullptr;
   float* const d_u0 = out.d_u0 != nullptr ? columns(states) : nullptr;
   Reused scratch(device);
-  for (std::int64_t first = 0; first < width; first += kBlock) {
+  for (std::int64_t first = 0; first < width; first += widest) {
     const Problem block = block_of(p, first);
     const auto at = [&](const void* state) { return static_cast<const float*>(state) + first; };
     copy_columns(u, block.value_dim, at(saved.u), width, block.value_dim, segments_of(p) * p.heads * dim, device);
@@ -142,7 +141,7 @@ void backward_in_blocks(const Problem& p, const Saved& saved, const Gradients& o
     if (first == 0) continue;
     for (const Sum& s : sums) {
       const std::int64_t tiles = (s.size() + 255) / 256;
-      launch_blocks_of<256>(add_up, min<std::int64_t>(tiles, 1 << 16), 0, device.stream, s, first + kBlock >= width);
+      launch_blocks_of<256>(add_up, min<std::int64_t>(tiles, 1 << 16), 0, device.stream, s, first + widest >= width);
     }
   }
 }

@@ -59,7 +59,7 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
   const auto inside = [&](int i) { return row < c.rows && column + i < c.columns; };
   const std::int64_t at = state_at * c.rows * c.columns + static_cast<std::int64_t>(row) * c.columns + column;
 
-  const bool twice = kKeys && row < 64 && column >= 64;  // stands for its mirror image too
+  const bool twice = D == 128 && kKeys && row < 64 && column >= 64;  // stands for its mirror image too
 
   const std::int64_t segments = plan.begin[n + 1] - plan.begin[n];
   const int count =
@@ -76,12 +76,23 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
   };
   for (int a = 0; a < kCarryAhead; ++a) request(a, a);
   struct Numbers {
-    float zeta, down, top, of_h;
+    float zeta, down, top, of_h, share;
   };
   const auto numbers_of = [&](int back) -> Numbers {
     if (back >= count) return {};
     const std::int64_t task = task_of(back);
-    return {zetas[task], c.parts.down[task], c.parts.top[task], kKeys ? c.of_h[task] : 0};
+    Numbers of{zetas[task], c.parts.down[task * kSlices<D>], c.parts.top[task * kSlices<D>], kKeys ? c.of_h[task] : 0, 1};
+    if constexpr (kInSlices<D>) {  // a block has numbers of one slice and of one block of columns
+      of.share = c.states.share[task * kStateBlocks<D> + column / kStateColumns<D>];
+      of.down = c.parts.down[task * kSlices<D> + row / kChunk];
+      std::uint32_t top = 0;
+      for (int slice = 0; slice < kSlices<D>; ++slice) {
+        top = max(top, float_to_bits(c.parts.top[task * kSlices<D> + slice]) & 0x7fffffffu);
+      }
+      of.top = bits_to_float(top);
+      if (!finite(of.top)) of.down = of.top;
+    }
+    return of;
   };
   const int lane = tile_thread() % kLanes;
   Numbers here{}, next = numbers_of(lane);
@@ -114,17 +125,19 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
     *reinterpret_cast<Unit*>(c.parts.tile(task) + e) = fine ? pack_eight(state, scale.up) : Unit{};
     if (e == 0) c.down[task] = fine ? scale.down : bits_to_float(0x7fc00000u);
     float inner = 0;
-    const float of_h = kKeys ? number(here.of_h) : 0;
+    const float own_share = kInSlices<D> ? number(here.share) : 1;
+    const float of_h = kKeys ? number(here.of_h) : 0, own_of_h = kInSlices<D> ? of_h * own_share : of_h;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       inner += state.x[i] * h.x[i];
       state.x[i] = faded(state.x[i], zeta) + own.x[i] * part_down;
-      if constexpr (kKeys) state.x[i] += h.x[i] * of_h;
+      if constexpr (kKeys) state.x[i] += h.x[i] * own_of_h;
     }
     request(back + kCarryAhead, place);
     place = place + 1 == kCarryAhead ? 0 : place + 1;
     inner = sum_lanes(inner);
     if (twice) inner *= 2;
+    if constexpr (kInSlices<D>) inner *= own_share;
     if (e % (kOwn * kLanes) == 0) c.inner[task * kPartials<D> + e / (kOwn * kLanes)] = inner;
     bound = faded(bound, zeta) + number(here.top);
     if constexpr (kKeys) bound += bits_to_float(size_bits(of_h));

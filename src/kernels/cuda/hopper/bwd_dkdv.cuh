@@ -8,22 +8,34 @@
 
 namespace gka::kernels::cuda::hopper::bwd {
 
+/// Of wide heads: where slices of R̄', H_0 and Ḡ' arrive, in place of do and q; sums for which the gates have no room.
+template <int D, bool = kInSlices<D>>
+struct alignas(1024) DkDvSlices {
+  SliceRing<D> ring;
+  float h_share[kStateBlocks<D>];
+  float pair_sums[2][kSumParts<D> * kChunk];
+};
 template <int D>
-struct DkDvShared {
+struct DkDvSlices<D, false> {};
+
+template <int D>
+struct DkDvShared : DkDvSlices<D> {
   static constexpr int kLeft = kChunk * kChunk;  // numbers of a left operand
+  static constexpr int kQueries = kTileNumbers<D> > 2 * kLeft ? kTileNumbers<D> : 2 * kLeft;
+  static constexpr int kSums = kSumParts<D> * kChunk;
   std::uint16_t k[kTileNumbers<D>];
   std::uint16_t v[kTileNumbers<D>];
-  std::uint16_t d_o[kTileNumbers<D>], q[2 * kLeft];      // q then two left operands; from d_o on: R̄', then H_0
+  std::uint16_t d_o[kTileNumbers<D>], q[kQueries];       // q then two left operands; from d_o on: R̄', then H_0
   std::uint16_t x[kTileNumbers<D>], y[kTileNumbers<D>];  // then, from x on, Ḡ'
   std::uint16_t left[kLeft];
   TokenGates gates;
   Solutions solutions;
   BulkBarrier tokens, states;
   alignas(8) float of_q[kChunk], of_x[kChunk];      // what rows of q and x are to be multiplied by, with s (1 − α), s α
-  float up_k[kChunk], up_v[kChunk], up_s[kChunk];   // powers of two for rows of left operands of dk, dv and squares
-  float key_inner[kChunk];                          // k_jᵀ H_0 k_j / η
-  float arriving[kChunk], values_arriving[kChunk];  // k_jᵀ Ḡ' k_j, k_jᵀ R̄' v_j
-  float state_solved[kChunk];                       // x_cᵀ H_0 ŷ_c / η
+  float up_k[kChunk], up_v[kChunk], up_s[kChunk];  // powers of two for rows of left operands of dk, dv and squares
+  float key_inner[kSums];                          // k_jᵀ H_0 k_j / η
+  float arriving[kSums], values_arriving[kSums];   // k_jᵀ Ḡ' k_j, k_jᵀ R̄' v_j
+  float state_solved[kSums];                       // x_cᵀ H_0 ŷ_c / η
   // Of the chunk:
   Place place;
   float h_norm, r_down, g_down;  // 0 for what is lost
@@ -32,8 +44,14 @@ struct DkDvShared {
 
   // In room that the gates no longer need: the last token with γ = 0 up to c, or −1; Σ_{c > j} P_jc; Σ_c P_jc / β_j.
   __device__ float* since() { return reinterpret_cast<float*>(gates.sums); }
-  __device__ float* after() { return since() + kChunk; }
-  __device__ float* d_beta() { return gates.udo_down; }
+  __device__ float* after() {
+    if constexpr (kInSlices<D>) return this->pair_sums[0];
+    return since() + kChunk;
+  }
+  __device__ float* d_beta() {
+    if constexpr (kInSlices<D>) return this->pair_sums[1];
+    return gates.udo_down;
+  }
   __device__ float* still_read() { return up_s; }  // Σ_{c ≥ j} M_jc ζ_c w_c
 };
 
@@ -62,10 +80,11 @@ struct SharedFading {
 
 /// Blocks on a multiprocessor.
 template <int D>
-inline constexpr int kDkDvBlocks = by_size<D>(3, 3, 2);
+inline constexpr int kDkDvBlocks = by_size<D>(3, 3, 2, 1);
 static_assert((sizeof(DkDvShared<32>) + 1024) * kDkDvBlocks<32> <= 228 * 1024);
 static_assert((sizeof(DkDvShared<64>) + 1024) * kDkDvBlocks<64> <= 228 * 1024);
 static_assert((sizeof(DkDvShared<128>) + 1024) * kDkDvBlocks<128> <= 228 * 1024);
+static_assert(sizeof(DkDvShared<256>) + 1024 <= 228 * 1024);
 
 /// 2^n for a whole number n.
 __device__ __forceinline__ float exactly_two_to(float n) {
@@ -101,8 +120,12 @@ __device__ __forceinline__ void bound_rows(DkDvShared<D>& memory, float scale) {
     since[c] = last_marked(forgets, c);
     memory.of_q[c] = of_q(c);
     memory.of_x[c] = of_x(c);
-    memory.key_inner[c] = memory.arriving[c] = memory.values_arriving[c] = memory.state_solved[c] = 0;
-    memory.d_beta()[c] = memory.after()[c] = gates.poison[c] = 0;
+    for (int part = 0; part < kSumParts<D>; ++part) {
+      const int at = part * kChunk + c;
+      memory.key_inner[at] = memory.arriving[at] = memory.values_arriving[at] = memory.state_solved[at] = 0;
+      memory.d_beta()[at] = memory.after()[at] = 0;
+    }
+    gates.poison[c] = 0;
     gates.bad[c] = solutions.bad[c];
     if (c == 0) gates.any_bad = solutions.any_bad, gates.any_poison = 0;
   }
@@ -188,6 +211,7 @@ template <int D>
 __device__ __forceinline__ void request_chunk(const Scratch<D>& scratch, std::int64_t task, DkDvShared<D>& memory) {
   memory.tokens.init();
   memory.states.init();
+  if constexpr (kInSlices<D>) memory.ring.init();
   memory.tokens.request(BulkCopy{static_cast<KeptGates*>(&memory.gates), scratch.gates + task, sizeof(KeptGates)},
                         BulkCopy{&memory.solutions, scratch.solutions + task, sizeof(Solutions)},
                         BulkCopy{memory.k, scratch.packed(task, 0), kTileBytes<D>},
@@ -213,6 +237,10 @@ __device__ __forceinline__ void read_numbers(const Scratch<D>& scratch, std::int
     inner += symmetric ? 0 : scratch.g_inner[task * kParts + i] * h_norm;
   }
   inner = sum_lanes(inner);
+  if constexpr (kInSlices<D>) {
+    const int block = tile_thread() % kLanes;
+    if (block < kStateBlocks<D>) memory.h_share[block] = scratch.h.share[task * kStateBlocks<D> + block];
+  }
   if (tile_thread() % kLanes == 0) {
     memory.place = place;
     memory.h_norm = h_norm;
@@ -393,6 +421,12 @@ __device__ __forceinline__ void scale_sums(DkDvShared<D>& memory) {
   const Solutions& solutions = memory.solutions;
   each_of(kChunk, [&](int c) {
     const float key = gates.k_down[c];
+    if constexpr (kSumParts<D> > 1) {
+      for (float* sums : {memory.key_inner, memory.arriving, memory.values_arriving, memory.state_solved,
+                          memory.d_beta(), memory.after()}) {
+        sums[c] = sum_of_parts<D>(sums, c);
+      }
+    }
     memory.key_inner[c] *= key * key;
     memory.arriving[c] *= key * key * memory.g_down;
     memory.values_arriving[c] *= key * gates.v_down[c] * memory.r_down;
@@ -409,6 +443,86 @@ __device__ __forceinline__ void request_symmetric(BulkBarrier& states, const Til
     states.request(BulkCopy{to.data, from, kStateBytes<D>});
   }
 }
+
+/// Of wide heads: what dk, dv and the sums over pairs take from states, slice by slice. Four slices each of R̄', for
+/// R̄' v_j; of R̄' once more, for R̄'ᵀ k_j, because both sums do not fit the registers; of H_0; of Ḡ'.
+template <typename Shape>
+struct WideStates {
+  static constexpr int D = Shape::kSize, kAgain = kSlices<D>, kBefore = 2 * kSlices<D>, kAfter = 3 * kSlices<D>,
+                       kEnd = 4 * kSlices<D>;
+  using Rows = SharedWide<D>;
+  const Scratch<D>& scratch;
+  std::int64_t task;
+  const DkDvTiles& tiles;
+  DkDvShared<D>& memory;
+
+  __device__ __forceinline__ Tile slice(int n) const { return n % 2 == 0 ? tiles.d_o : tiles.q; }
+  __device__ __forceinline__ void request(int n) const {
+    if (n >= kEnd) return;
+    const std::uint16_t* state = n < kBefore  ? scratch.r.tile(task)
+                                 : n < kAfter ? scratch.h.tile(task)
+                                              : scratch.g.tile(task);
+    memory.ring.request(n, slice(n), state, n % kSlices<D>);
+  }
+  /// body(slice, its number in the state) for a state's slices, the first of which is number `first`.
+  template <typename Body>
+  __device__ __forceinline__ void each(int first, Body&& body) const {
+#pragma unroll 1
+    for (int which = 0; which < kSlices<D>; ++which) {
+      const int n = first + which;
+      memory.ring.wait(n);
+      body(slice(n), which);
+      sync();
+      request(n + 2);
+    }
+  }
+  static __device__ __forceinline__ void clear(Rows& rows) {
+    rows.each([](const At&, float& a, float& b) { a = b = 0; });
+  }
+  /// The tile of these rows times a state: its rows are what is summed over.
+  __device__ __forceinline__ void multiply(Rows& part, const Tile& rows, int first) const {
+    clear(part);
+    each(first, [&](const Tile& slice, int which) {
+      part.template multiply<Major::mn, kChunk, true>(column_block(rows, which), slice);
+    });
+  }
+
+  __device__ __forceinline__ void add(const Gradients& out, const Sides<Shape>& sides, Rows& sum, Rows& d_v,
+                                      Rows& part) const {
+    TokenGates& gates = memory.gates;
+    clear(part);
+    each(0, [&](const Tile& slice, int which) {
+      if (Rows::own_group() == which) part.template multiply_own<D>(tiles.v, slice);
+    });
+    part.row_sums_with(tiles.k, memory.values_arriving);
+    add_state(sum, part, gates.v_down, gates.end, memory.up_k, memory.r_down);
+    multiply(part, tiles.k, kAgain);
+    add_state(d_v, part, gates.k_down, gates.end, memory.up_v, memory.r_down);
+    write_dv<Shape>(d_v, out.d_v, sides.values, memory);
+    {  // The state before the chunk, whose blocks of columns have norms of their own.
+      Rows of_x;
+      clear(part);
+      clear(of_x);
+      each(kBefore, [&](const Tile& slice, int which) {
+        of_x.template queue<Major::mn, kChunk, true>(column_block(tiles.x, which), slice);
+        part.template queue<Major::mn, kChunk, true>(column_block(tiles.k, which), slice);
+        Rows::finish(of_x, part);
+      });
+      const float share = memory.h_share[Rows::own_group()];
+      const auto by_share = [share](const At&, float& a, float& b) { a *= share, b *= share; };
+      of_x.each(by_share);
+      part.each(by_share);
+      of_x.row_sums_with(tiles.y, memory.state_solved);
+    }
+    part.row_sums_with(tiles.k, memory.key_inner);
+    each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
+    add_state(sum, part, gates.k_down, memory.solutions.reach, memory.up_k, -memory.h_norm);
+    gates.lose_before(~0, memory.keys_lost);
+    multiply(part, tiles.k, kAfter);
+    part.row_sums_with(tiles.k, memory.arriving);
+    write_dk<Shape>(sum, part, out.d_k, sides.dim, memory);
+  }
+};
 
 /// Longer than most: a list of products, in which one sees together which tile is free to be written again, and which
 /// sums wait in registers for what arrives.
@@ -477,7 +591,10 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, kDkDvBlock
     SharedWide<D>::finish(sum);
   }
   sync();
-  if constexpr (kValues) {
+  [[maybe_unused]] const WideStates<Shape> wide{scratch, task, tiles, memory};
+  if constexpr (kInSlices<D>) {
+    wide.request(0);
+  } else if constexpr (kValues) {
     constexpr int kBytes = D == 128 ? kTileBytes<D> : kStateBytes<D>;  // the first half, or all
     memory.states.request(BulkCopy{state.data, scratch.r.tile(task), kBytes});
   }
@@ -489,40 +606,45 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, kDkDvBlock
   sum.template queue<Major::mn, kChunk, true>(left, k);
   SharedWide<D>::finish(products, sum);
   sync();
+  if constexpr (kInSlices<D>) wide.request(1);
   if constexpr (kValues && D == 128) {
     memory.tokens.request(BulkCopy{state.data + kSecondHalf<D>, scratch.r.tile(task) + kSecondHalf<D>, kTileBytes<D>});
   }
   if constexpr (!kValues) request_symmetric<D>(memory.states, state, scratch.h.tile(task));
   sum_scores<D>(queries, products, memory);
 
-  if constexpr (kValues) {  // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
-    memory.states.wait(0);
-    if constexpr (D == 128) memory.tokens.wait(1);
-    part.template multiply<Major::k, D>(v, state);
-    part.row_sums_with(k, memory.values_arriving);
-    add_state(sum, part, gates.v_down, gates.end, memory.up_k, memory.r_down);
-    part.template multiply<Major::mn, D>(k, state);
-    add_state(d_v, part, gates.k_down, gates.end, memory.up_v, memory.r_down);
+  if constexpr (kInSlices<D>) {
+    wide.add(out, sides, sum, d_v, part);
+  } else {
+    if constexpr (kValues) {  // What arrives for the values: R̄' v_j and R̄'ᵀ k_j.
+      memory.states.wait(0);
+      if constexpr (D == 128) memory.tokens.wait(1);
+      part.template multiply<Major::k, D>(v, state);
+      part.row_sums_with(k, memory.values_arriving);
+      add_state(sum, part, gates.v_down, gates.end, memory.up_k, memory.r_down);
+      part.template multiply<Major::mn, D>(k, state);
+      add_state(d_v, part, gates.k_down, gates.end, memory.up_v, memory.r_down);
+      sync();
+      request_symmetric<D>(memory.states, state, scratch.h.tile(task));
+      write_dv<Shape>(d_v, out.d_v, sides.values, memory);
+    }
+    // With the state before the chunk.
+    memory.states.wait(kValues ? 1 : 0);
+    part.multiply_symmetric(x, state);
+    part.row_sums_with(y, memory.state_solved);
     sync();
-    request_symmetric<D>(memory.states, state, scratch.h.tile(task));
-    write_dv<Shape>(d_v, out.d_v, sides.values, memory);
+    request_symmetric<D>(memory.states, last_state, scratch.g.tile(task));
+    part.multiply_symmetric(k, state);
+    part.row_sums_with(k, memory.key_inner);
+    each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
+    add_state(sum, part, gates.k_down, memory.solutions.reach, memory.up_k, -memory.h_norm);
+    gates.lose_before(~0, memory.keys_lost);
+    // What arrives: Ḡ' k_j.
+    memory.states.wait(kValues ? 0 : 1);
+    part.multiply_symmetric(k, last_state);
+    part.row_sums_with(k, memory.arriving);
+    write_dk<Shape>(sum, part, out.d_k, sides.dim, memory);
   }
-  // With the state before the chunk.
-  memory.states.wait(kValues ? 1 : 0);
-  part.multiply_symmetric(x, state);
-  part.row_sums_with(y, memory.state_solved);
-  sync();
-  request_symmetric<D>(memory.states, last_state, scratch.g.tile(task));
-  part.multiply_symmetric(k, state);
-  part.row_sums_with(k, memory.key_inner);
-  each_of(kChunk, [&](int c) { memory.solutions.reach[c] *= gates.zeta[c]; });
-  add_state(sum, part, gates.k_down, memory.solutions.reach, memory.up_k, -memory.h_norm);
-  gates.lose_before(~0, memory.keys_lost);
-  // What arrives: Ḡ' k_j.
-  memory.states.wait(kValues ? 0 : 1);
-  part.multiply_symmetric(k, last_state);
-  part.row_sums_with(k, memory.arriving);
-  write_dk<Shape>(sum, part, out.d_k, sides.dim, memory);
   sync();
   scale_sums(memory);
   sum_pairs(out, memory, scale);

@@ -7,17 +7,18 @@
 namespace gka::kernels::cuda::hopper::bwd {
 
 template <int D>
-struct DqShared {
+struct DqShared : SliceRoom<D> {
   std::uint16_t k[kTileNumbers<D>];
   std::uint16_t x[kTileNumbers<D>];
-  std::uint16_t y[kTileNumbers<D>];     // then, from here on, the own part of the gradient of H_0
+  std::uint16_t y[kTileNumbers<D>];     // then, from here on, the own part of the gradient of H_0, unless it is wide
   std::uint16_t x_lo[kTileNumbers<D>];  // q before, and then weighted keys
   TokenGates gates;
   BulkBarrier arrival;
   Solutions solutions;
   alignas(8) float of_y[kChunk], of_k[kChunk];
   // x_c·ŷ_c; U_c do_c times x_c and q_c, all to be multiplied by powers of two.
-  float along_y[kChunk], along_x[kChunk], along_q[kChunk];
+  static constexpr int kSums = kSumParts<D> * kChunk;
+  float along_y[kSums], along_x[kSums], along_q[kSums];
   std::uint32_t x_top[kChunk], y_top[kChunk];  // the largest bits of a number's size
 };
 
@@ -78,17 +79,19 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
     if (!y_fine) gates.found(c, kBadSolved);
     solutions.x_down[c] = scale_of(memory.x_top[c]).down * sigma;
     solutions.y_down[c] = kWide ? scale_of(memory.y_top[c]).down : y_fine ? y_unit : 1;
-    const float w = 2 * ridge * gates.alpha[c] * scale * (memory.along_y[c] * y_unit * sigma) * sigma;
+    const float along_y = sum_of_parts<D>(memory.along_y, c);
+    const float w = 2 * ridge * gates.alpha[c] * scale * (along_y * y_unit * sigma) * sigma;
     solutions.weight[c] = x_fine && y_fine && finite(w) ? w : 0;
     if (c < place.len && out.d_alpha.data != nullptr) {
-      const float along = sigma * memory.along_x[c] - gates.q_down[c] * memory.along_q[c];
+      const float along = sigma * sum_of_parts<D>(memory.along_x, c) -
+                          gates.q_down[c] * sum_of_parts<D>(memory.along_q, c);
       write(out.d_alpha, place.at(out.d_alpha, c), scale * gates.udo_down[c] * along + lost);
     }
   });
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, by_size<Shape::kSize>(6, 4, 2))
+__global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, by_size<Shape::kSize>(6, 4, 2, 1))
     bwd_dq_dh(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
               const __grid_constant__ Gradients out, Plan plan, const __grid_constant__ Scratch<Shape::kSize> scratch) {
   constexpr int D = Shape::kSize;
@@ -98,18 +101,26 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, by_size<Sh
   Solutions& solutions = memory.solutions;
   const Tile k = tile_of<D>(memory.k), x = tile_of<D>(memory.x), weighted = tile_of<D>(memory.x_lo),
              y = tile_of<D>(memory.y);
-  const Tile x_lo = weighted, own_state = tile_of<D>(memory.y, D);
+  const Tile x_lo = weighted;
   const float scale = static_cast<float>(p.options.scale);
 
   memory.arrival.init();
-  memory.arrival.request(BulkCopy{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
-                         BulkCopy{memory.k, scratch.packed(task, 0), kTileBytes<D>},
-                         BulkCopy{solutions.y_down, scratch.y_down + task * kChunk, sizeof(solutions.y_down)},
-                         BulkCopy{memory.y, scratch.y_tiles + task * kTileNumbers<D>, kTileBytes<D>},
-                         BulkCopy{memory.x_lo, scratch.q_tiles + task * kTileNumbers<D>, kTileBytes<D>});
+  const BulkCopy of_gates{static_cast<KeptGates*>(&gates), scratch.gates + task, sizeof(KeptGates)},
+      of_k{memory.k, scratch.packed(task, 0), kTileBytes<D>},
+      of_q{memory.x_lo, scratch.q_tiles + task * kTileNumbers<D>, kTileBytes<D>};
+  if constexpr (kAlwaysFloat32<D>) {
+    memory.arrival.request(of_gates, of_k, of_q);
+  } else {
+    memory.arrival.request(of_gates, of_k,
+                           BulkCopy{solutions.y_down, scratch.y_down + task * kChunk, sizeof(solutions.y_down)},
+                           BulkCopy{memory.y, scratch.y_tiles + task * kTileNumbers<D>, kTileBytes<D>}, of_q);
+  }
   const Place place = place_of_task(p, plan, static_cast<unsigned>(task));
   each_of(kChunk, [&](int c) {
-    memory.along_y[c] = memory.along_x[c] = memory.along_q[c] = 0;
+    for (int part = 0; part < kSumParts<D>; ++part) {
+      const int at = part * kChunk + c;
+      memory.along_y[at] = memory.along_x[at] = memory.along_q[at] = 0;
+    }
     memory.x_top[c] = memory.y_top[c] = 0;
   });
   if (place.len == 0) return memory.arrival.wait(0);
@@ -118,9 +129,9 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, by_size<Sh
     read_tokens<Shape>(solved, p, place, static_cast<const float*>(saved.x));
     udo.take(scratch.packed(task, SystemLayout<D>::kRhs));
     memory.arrival.wait(0);
-    if (gates.wide) {
+    if (kAlwaysFloat32<D> || gates.wide) {
       read_solutions<Shape, true>(p, out, scratch, place, memory, solved, udo);
-    } else {
+    } else if constexpr (!kAlwaysFloat32<D>) {
       read_solutions<Shape, false>(p, out, scratch, place, memory, solved, udo);
     }
   }
@@ -157,16 +168,30 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, by_size<Sh
   weigh_rows<D, kTeams<D>>(weighted, k, [&](int c) { return memory.of_k[c]; });
   publish();
   sync();
-  SharedSquare<D> own;
-  own.template outer<false>(x, y);
-  own.template outer<true>(y, x);
-  own.template outer<true>(weighted, k);
   if (tile_thread() == 0) {
     const float norm = scratch.h.norm[task];
     scratch.of_h[task] = finite(norm) ? faded(-0.5f * solutions.reach[0] * norm, gates.zeta[0] * gates.zeta[0]) : 0;
   }
-  send_state<D, true>(own, down, own_state, scratch.g, task, gates.spoils_start(kBadKey | kBadQuery | kBadSolved),
-                      gates);
+  const bool lost = gates.spoils_start(kBadKey | kBadQuery | kBadSolved);
+  if constexpr (kInSlices<D>) {
+#pragma unroll 1
+    for (int which = 0; which < kSlices<D>; ++which) {
+      const Tile slice = tile_of<D>(memory.slices[which % 2]);
+      SharedWide<D> own;
+      own.template outer<false>(column_block(x, which), y);
+      own.template outer<true>(column_block(y, which), x);
+      own.template outer<true>(column_block(weighted, which), k);
+      wait_until_sent();
+      send_slice<D, kTeams<D>>(own.own_largest(), down, [&](float by) { own.store(slice, by); }, slice, which,
+                               scratch.g, task, lost, gates);
+    }
+  } else {
+    SharedSquare<D> own;
+    own.template outer<false>(x, y);
+    own.template outer<true>(y, x);
+    own.template outer<true>(weighted, k);
+    send_state<D, true>(own, down, tile_of<D>(memory.y, D), scratch.g, task, lost, gates);
+  }
   finish_sending();
 }
 

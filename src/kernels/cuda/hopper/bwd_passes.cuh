@@ -26,8 +26,8 @@ namespace gka::kernels::cuda::hopper::bwd {
 template <int D>
 States<D> room_for_states(const Device& device, std::int64_t tasks) {
   return {.tiles = allocate<std::uint16_t>(device, tasks * kStateNumbers<D>),
-          .down = allocate<float>(device, tasks),
-          .top = allocate<float>(device, tasks)};
+          .down = allocate<float>(device, tasks * kSlices<D>),
+          .top = allocate<float>(device, tasks * kSlices<D>)};
 }
 
 /// Queues the carrying of both gradients.

@@ -2,15 +2,23 @@
 // and the chunk's own part of the gradient of U_0.
 //
 // Four tiles of shared memory are used in turn for more, so that several blocks fit a multiprocessor: what waits here
-// waits for memory.
+// waits for memory. Of wide heads one block does, with room of its own for U_0.
 #pragma once
 
 #include "kernels/cuda/hopper/bwd_shared.cuh"
 
 namespace gka::kernels::cuda::hopper::bwd {
 
+/// Of wide heads: slices of U_0, then of its gradient; m_cᵀ U_0 do_c of slices and blocks of columns.
+template <int D, bool = kInSlices<D>>
+struct alignas(1024) RhsSlices : SliceRoom<D> {
+  float read[kSlices<D>][kStateBlocks<D>][kChunk];
+};
 template <int D>
-struct RhsShared {
+struct RhsSlices<D, false> {};
+
+template <int D>
+struct RhsShared : RhsSlices<D> {
   std::uint16_t v[kTileNumbers<D>];  // then ζ_c s m_c
   std::uint16_t d_o[kTileNumbers<D>];
   // Then 64 rows of U_0 each, q the first ones; and from k on the gradient of U_0.
@@ -190,6 +198,41 @@ __device__ __forceinline__ void add_state(BlockOf<D> (&udo)[kColumnBlocks<D>], c
   }
 }
 
+/// The same of wide heads, slice by slice; U_0 comes in blocks of columns that are divided by their own norms.
+template <int D>
+__device__ __forceinline__ void add_slices(BlockOf<D> (&udo)[kColumnBlocks<D>], const Left<true>& left, float u_norm,
+                                           const std::uint16_t* u, const float (&share)[kStateBlocks<D>],
+                                           RhsShared<D>& memory) {
+  const TokenGates& gates = memory.gates;
+  const Tile d_o = tile_of<D>(memory.d_o), m = tile_of<D>(memory.v);
+  const auto o_down = Scores::of_rows(gates.o_down), zeta = Scores::of_rows(gates.zeta);
+  const auto lost = Scores::per_row(
+      [&](int row) { return gates.poison[row] + (gates.bad[row] & kBadOutput ? bits_to_float(0x7fc00000u) : 0); });
+#pragma unroll
+  for (int which = 0; which < kSlices<D>; ++which) {
+    const Tile slice = tile_of<D>(memory.slices[which % 2]);
+    udo[which].each([&](const At& at, float& a, float& b) {
+      a = a * left.factor[at.r] + lost.x[at.r];
+      b = b * left.factor[at.r] + lost.x[at.r];
+    });
+    memory.ring.wait(which);
+#pragma unroll
+    for (int block = 0; block < kStateBlocks<D>; ++block) {
+      BlockOf<D> read;
+      read.template multiply<Major::k, 64>(column_block(d_o, block), column_block(slice, block));
+      read.row_sums_with(column_block(m, which), memory.read[which][block]);
+      const float norm = u_norm * share[block];
+      udo[which].each_with(read, [&](const At& at, float& a, float& b, float read_a, float read_b) {
+        const float by = o_down.x[at.r] * norm * zeta.x[at.r];
+        a += read_a * by;
+        b += read_b * by;
+      });
+    }
+    sync();
+    if (which + 2 < kSlices<D>) memory.ring.request(which, slice, u, which + 2);
+  }
+}
+
 /// U_c do_c in float32, of refined chunks.
 template <typename Shape>
 __device__ __forceinline__ void leave_float32(BlockOf<Shape::kSize> (&udo)[kColumnBlocks<Shape::kSize>],
@@ -211,9 +254,14 @@ template <int D, bool kConstant>
 __device__ __forceinline__ void leave_rhs(BlockOf<D> (&udo)[kColumnBlocks<D>], const Options& options,
                                           const Scratch<D>& scratch, std::int64_t task, bool wide, TokenGates& gates) {
   auto tops = udo[0].tops();
-  const auto others = udo[kColumnBlocks<D> - 1].tops();
+  for (int half = 1; half < kColumnBlocks<D>; ++half) {
+    const auto others = udo[half].tops();
+    for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) {
+      tops.x[r] = max(tops.x[r], others.x[r]);
+    }
+  }
   for (int r = 0; r < static_cast<int>(sizeof(tops.x) / sizeof(float)); ++r) {
-    tops.x[r] = scale_of(float_to_bits(max(tops.x[r], others.x[r]))).up * (kConstant ? 1 : scratch.solve.headroom);
+    tops.x[r] = scale_of(float_to_bits(tops.x[r])).up * (kConstant ? 1 : scratch.solve.headroom);
   }
   if constexpr (kConstant) {
     const auto headroom =
@@ -234,11 +282,21 @@ template <int D>
 __device__ __forceinline__ void leave_du(const Scratch<D>& scratch, std::int64_t task, float u_norm, bool wide,
                                          RhsShared<D>& memory) {
   TokenGates& gates = memory.gates;
-  const Tile m = tile_of<D>(memory.v), d_o = tile_of<D>(memory.d_o), own_state = tile_of<D>(memory.k, D);
+  const Tile m = tile_of<D>(memory.v), d_o = tile_of<D>(memory.d_o);
   each_of(kChunk, [&](int c) {
     const float down = memory.m_down[c] * gates.o_down[c];
-    const float rest = D == 128 ? memory.weight_rest[c] : 0;
-    gates.state_read[c] = (memory.weight[c] + rest) * down * u_norm;
+    if constexpr (kInSlices<D>) {
+      float read = 0;
+      for (int block = 0; block < kStateBlocks<D>; ++block) {
+        float of_block = 0;
+        for (int slice = 0; slice < kSlices<D>; ++slice) of_block += memory.read[slice][block][c];
+        read += scratch.u.share[task * kStateBlocks<D> + block] * of_block;
+      }
+      gates.state_read[c] = read * down * u_norm;
+    } else {
+      const float rest = D == 128 ? memory.weight_rest[c] : 0;
+      gates.state_read[c] = (memory.weight[c] + rest) * down * u_norm;
+    }
     memory.weight[c] = down;
   });
   if (tile_thread() == 0) gates.wide = wide;
@@ -249,10 +307,30 @@ __device__ __forceinline__ void leave_du(const Scratch<D>& scratch, std::int64_t
   weigh_rows<D>(m, m, [&](int c) { return memory.weight[c]; });
   publish();
   sync();
-  Square<D> own;
-  own.template outer<false>(m, d_o);
-  send_state<D, false>(own, down, own_state, scratch.r, task, gates.spoils_start(kBadKey | kBadQuery | kBadOutput),
-                       gates);
+  const bool lost = gates.spoils_start(kBadKey | kBadQuery | kBadOutput);
+  if constexpr (kInSlices<D>) {
+#pragma unroll 1
+    for (int which = 0; which < kSlices<D>; ++which) {
+      const Tile slice = tile_of<D>(memory.slices[which % 2]);
+      BlockOf<D> own[kColumnBlocks<D>];
+      std::uint32_t largest = 0;
+#pragma unroll
+      for (int block = 0; block < kColumnBlocks<D>; ++block) {
+        own[block].template outer<false>(column_block(m, which), column_block(d_o, block));
+        largest = max(largest, own[block].own_largest());
+      }
+      wait_until_sent();
+      const auto put = [&](float by) {
+#pragma unroll
+        for (int block = 0; block < kColumnBlocks<D>; ++block) own[block].store(column_block(slice, block), by);
+      };
+      send_slice<D, 1>(largest, down, put, slice, which, scratch.r, task, lost, gates);
+    }
+  } else {
+    Square<D> own;
+    own.template outer<false>(m, d_o);
+    send_state<D, false>(own, down, tile_of<D>(memory.k, D), scratch.r, task, lost, gates);
+  }
 }
 
 /// The keys' part alone: do_c is the right-hand side, and nothing is known of values.
@@ -283,7 +361,7 @@ __device__ __forceinline__ void leave_keys_alone(const Problem& p, const Place& 
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kTileThreads, by_size<Shape::kSize>(5, 4, 3))
+__global__ void __launch_bounds__(kTileThreads, by_size<Shape::kSize>(5, 4, 3, 1))
     bwd_rhs_du(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,
                const __grid_constant__ Gradients out, Plan plan,
                const __grid_constant__ Scratch<Shape::kSize> scratch) {
@@ -306,6 +384,10 @@ __global__ void __launch_bounds__(kTileThreads, by_size<Shape::kSize>(5, 4, 3))
   const bool ample = scratch.ample != nullptr && scratch.ample[task] != 0;
   memory.arrival.init();
   memory.arrival_rest.init();
+  if constexpr (kInSlices<D>) {
+    memory.ring.init();
+    for (int n = 0; n < 2; ++n) memory.ring.request(n, tile_of<D>(memory.slices[n]), scratch.u.tile(task), n);
+  }
   if constexpr (Shape::kValues) {
     fetch_rows<D, kWhole>(v, p.v, place.of_head(value_head(p, place.head)), sides.values);
     fetch_rows<D, kWhole>(d_o, out.d_o, place, sides.values);
@@ -348,24 +430,37 @@ __global__ void __launch_bounds__(kTileThreads, by_size<Shape::kSize>(5, 4, 3))
     mix<D>(x, static_cast<float>(p.options.scale), memory);
   }
   sync();
-  const auto request_state = [&](BulkBarrier& arrival, std::uint16_t* to, int half) {  // rows 64 half … of all blocks
-    const std::uint16_t* from = scratch.u.tile(task) + half * kChunk * 64;
-    if constexpr (D == 128) {
-      constexpr int kBlock = kChunk * 64;  // numbers
-      arrival.request(BulkCopy{to, from, 2 * kBlock}, BulkCopy{to + kBlock, from + D * 64, 2 * kBlock});
-    } else {
-      arrival.request(BulkCopy{to, from, kStateBytes<D>});
-    }
-  };
-  request_state(memory.arrival, memory.q, 0);
   BlockOf<D> udo[kColumnBlocks<D>];
   const bool wide = scratch.solve.float32 || memory.refined;
-  for (int half = 0; half < kColumnBlocks<D>; ++half) {
-    udo[half].multiply(left, tile_of<D>(memory.k + half * kChunk * 64));
+  const auto multiply_keys = [&] {
+    for (int half = 0; half < kColumnBlocks<D>; ++half) {
+      udo[half].multiply(left, tile_of<D>(memory.k + half * kChunk * 64));
+    }
+  };
+  if constexpr (kInSlices<D>) {
+    float share[kStateBlocks<D>];
+#pragma unroll
+    for (int block = 0; block < kStateBlocks<D>; ++block) {
+      share[block] = scratch.u.share[task * kStateBlocks<D> + block];
+    }
+    multiply_keys();
+    add_slices<D>(udo, left, u_norm, scratch.u.tile(task), share, memory);
+  } else {
+    const auto request_state = [&](BulkBarrier& arrival, std::uint16_t* to, int half) {  // rows 64 half … of all blocks
+      const std::uint16_t* from = scratch.u.tile(task) + half * kChunk * 64;
+      if constexpr (D == 128) {
+        constexpr int kBlock = kChunk * 64;  // numbers
+        arrival.request(BulkCopy{to, from, 2 * kBlock}, BulkCopy{to + kBlock, from + D * 64, 2 * kBlock});
+      } else {
+        arrival.request(BulkCopy{to, from, kStateBytes<D>});
+      }
+    };
+    request_state(memory.arrival, memory.q, 0);
+    multiply_keys();
+    sync();
+    if constexpr (D == 128) request_state(memory.arrival_rest, memory.k, 1);
+    add_state<D>(udo, left, u_norm, memory);
   }
-  sync();
-  if constexpr (D == 128) request_state(memory.arrival_rest, memory.k, 1);
-  add_state<D>(udo, left, u_norm, memory);
   if (wide) leave_float32<Shape>(udo, p, place, scratch);
   leave_rhs<D, Shape::kConstant>(udo, p.options, scratch, task, wide, gates);
   sync();

@@ -7,12 +7,33 @@
 
 namespace gka::kernels::cuda::hopper::bwd {
 
+/// Wide states do not fit shared memory beside a chunk's tokens, nor registers: they come and go in *slices* of 64 rows,
+/// each a tile by itself. Others are one slice, which is all of them.
+template <int D>
+inline constexpr bool kInSlices = D == kWideSize;
+template <int D>
+inline constexpr int kSlices = kInSlices<D> ? D / kChunk : 1;
+/// Of wide heads U_c do_c and ŷ_c are passed on in float32 of every chunk.
+template <int D>
+inline constexpr bool kAlwaysFloat32 = D == kWideSize;
+/// Arrays of 64 numbers that warpgroups who share a chunk add their sums over rows up in: two of them to each, so that
+/// the order does not matter.
+template <int D>
+inline constexpr int kSumParts = kTeams<D> > 2 ? kTeams<D> / 2 : 1;
+template <int D>
+__device__ __forceinline__ float sum_of_parts(const float* sums, int row) {
+  float sum = sums[row];
+#pragma unroll
+  for (int part = 1; part < kSumParts<D>; ++part) sum += sums[part * kChunk + row];
+  return sum;
+}
+
 /// Gradients of states as tiles of float16, one for each chunk of a head: the number is `down` times what the tile has,
-/// NaN if the state is lost; none is larger than `top`.
+/// NaN if the state is lost; none is larger than `top`. Own parts have both for each slice.
 template <int D>
 struct States {
   std::uint16_t* tiles;
-  float *down, *top;
+  float *down, *top;  // [tasks, kSlices<D>]
 
   __device__ std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers<D>; }
 };
@@ -22,6 +43,7 @@ template <int D>
 struct GivenStates {
   const std::uint16_t* tiles;
   const float* norm;
+  const float* share = nullptr;  // of wide heads, [tasks, kStateBlocks<D>]: by which 64 columns are to be multiplied
 
   __device__ const std::uint16_t* tile(std::int64_t task) const { return tiles + task * kStateNumbers<D>; }
 };
@@ -206,6 +228,72 @@ __device__ __forceinline__ void send_state(Product& product, float unit, const T
     to.down[task] = fine ? scale.down : bits_to_float(0x7fc00000u);
     to.top[task] = fine ? largest : bits_to_float(0x7fc00000u);
   }
+}
+
+/// Slice `which` of a wide state to global memory: it lies in `slice`, a tile, times an unknown power of two `unit`;
+/// `put(up)` stores it there, times `up`. `own_largest`: of this thread's numbers. What lay in `slice` has been sent,
+/// as thread 0 knows. Barriers inside, the last one before it is sent.
+template <int D, int kGroups, typename Put>
+__device__ __forceinline__ void send_slice(std::uint32_t own_largest, float unit, Put&& put, const Tile& slice,
+                                           int which, const States<D>& to, std::int64_t task, bool lost,
+                                           TokenGates& gates) {
+  constexpr int kPiece = kChunk * 64;
+  const std::uint32_t bits = most_of_threads<kGroups>(own_largest, reinterpret_cast<std::uint32_t*>(gates.parts));
+  const float largest = bits_to_float(bits) * unit;
+  const std::uint32_t top = float_to_bits(largest);
+  const Scale scale = scale_of(top);
+  const bool fine = usable(top) && !lost;
+  if (fine) {
+    put(scale.up * unit);
+  } else {
+    sweep_units<D, kGroups>([](int, int) { return Unit{}; },
+                            [&](int row, int u, const Unit& nothing) { slice.put(row, u, nothing); });
+  }
+  publish();
+  sync();
+  for (int block = 0; block < kColumnBlocks<D>; ++block) {
+    send_tile(to.tile(task) + (block * kSlices<D> + which) * kPiece, slice.data + block * kPiece, kPiece * 2);
+  }
+  if (tile_thread() == 0) {
+    to.down[task * kSlices<D> + which] = fine ? scale.down : bits_to_float(0x7fc00000u);
+    to.top[task * kSlices<D> + which] = fine ? largest : bits_to_float(0x7fc00000u);
+  }
+}
+
+/// Slices of wide states on their way into two tiles, in turn.
+template <int D>
+struct SliceRing {
+  BulkBarrier arrived[2];
+
+  __device__ void init() {
+    arrived[0].init();
+    arrived[1].init();
+  }
+  /// Slice `which` of a state as number n; after a barrier behind the last use of the tile.
+  __device__ __forceinline__ void request(int n, const Tile& to, const std::uint16_t* state, int which) {
+    constexpr int kPiece = kChunk * 64;
+    static_assert(kColumnBlocks<D> == 4);
+    const auto piece = [&](int block) {
+      return BulkCopy{to.data + block * kPiece, state + (block * kSlices<D> + which) * kPiece, kPiece * 2};
+    };
+    arrived[n % 2].request(piece(0), piece(1), piece(2), piece(3));
+  }
+  __device__ __forceinline__ void wait(int n) { arrived[n % 2].wait(n / 2 % 2); }
+};
+
+/// What a kernel has in shared memory for the slices of a wide state, before its tiles, which begin at multiples of
+/// 1,024 bytes.
+template <int D, bool = kInSlices<D>>
+struct alignas(1024) SliceRoom {
+  std::uint16_t slices[2][kTileNumbers<D>];
+  SliceRing<D> ring;
+};
+template <int D>
+struct SliceRoom<D, false> {};
+
+/// A block of 64 columns of a tile of tokens.
+__device__ __forceinline__ Tile column_block(const Tile& tile, int which) {
+  return {tile.data + which * tile.rows * 64, tile.rows};
 }
 
 /// Gradients of the chunk's tokens to where they belong, `columns` of them.

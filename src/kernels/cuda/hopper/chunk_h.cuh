@@ -36,6 +36,25 @@ struct ChunkStates {
   }
 };
 
+/// ‖·‖_F of a state of a chunk, and what each block of columns has of it.
+template <int D>
+__device__ __forceinline__ float join_norms(const ChunkStates& states, std::int64_t at,
+                                            float (&share)[kStateBlocks<D>]) {
+  float largest = 0, squares = 0;
+#pragma unroll
+  for (int b = 0; b < kStateBlocks<D>; ++b) {
+    share[b] = states.norm[at * kStateBlocks<D> + b];
+    largest = fmaxf(largest, share[b]);
+  }
+  const float by = largest > 0 ? 1 / largest : 0;
+#pragma unroll
+  for (int b = 0; b < kStateBlocks<D>; ++b) squares += (share[b] * by) * (share[b] * by);
+  const float norm = squares != squares ? squares : largest * sqrtf(squares);  // NaN where any block is lost
+#pragma unroll
+  for (int b = 0; b < kStateBlocks<D>; ++b) share[b] = squares > 0 ? share[b] * by * rsqrtf(squares) : 0;
+  return norm;
+}
+
 /// ‖H_0‖_F and tr H_0 of a chunk, and what a block of columns has of that norm: its tile is to be multiplied by that.
 template <int D>
 struct FirstState {
@@ -45,21 +64,10 @@ struct FirstState {
     if constexpr (kStateBlocks<D> == 1) {
       norm = states.norm[at], trace = states.trace[at], share[0] = 1;
     } else {
-      float largest = 0, squares = 0;
       trace = 0;
 #pragma unroll
-      for (int b = 0; b < kStateBlocks<D>; ++b) {
-        share[b] = states.norm[at * kStateBlocks<D> + b];
-        trace += states.trace[at * kStateBlocks<D> + b];
-        largest = fmaxf(largest, share[b]);
-      }
-      const float by = largest > 0 ? 1 / largest : 0;
-#pragma unroll
-      for (int b = 0; b < kStateBlocks<D>; ++b) squares += (share[b] * by) * (share[b] * by);
-      norm = largest * sqrtf(squares);  // NaN where any block is lost
-      if (squares != squares) norm = squares;
-#pragma unroll
-      for (int b = 0; b < kStateBlocks<D>; ++b) share[b] = squares > 0 ? share[b] * by * rsqrtf(squares) : 0;
+      for (int b = 0; b < kStateBlocks<D>; ++b) trace += states.trace[at * kStateBlocks<D> + b];
+      norm = join_norms<D>(states, at, share);
     }
   }
 };
@@ -575,7 +583,7 @@ __device__ __forceinline__ void consume_tiles(const Problem& p, const Cut& cut, 
     const GroupTask t = group_task<kEveryChunk>(p, cut, w, task, across);
     if (t.skipped) continue;
     const bool active = !kInBlocks ? of_u || t.column_block == 0
-                        : of_u     ? t.column_block * N < track.columns
+                        : of_u     ? t.column_block * N < track.columns || t.column_block < track.chunks.across
                                    : t.column_block < kStateBlocks<D>;
     const int column_block = kInBlocks || of_u ? t.column_block : 0, size = track.rows * track.columns;
     State<D, N> state;

@@ -3,7 +3,6 @@
 #include "kernels/cuda/hopper/forward.cuh"
 
 #include "kernels/cuda/hopper/hopper.h"
-#include "kernels/cuda/hopper/solve_wide.cuh"
 
 namespace gka::kernels::cuda::hopper {
 namespace {
@@ -32,17 +31,6 @@ char* start_systems(const Problem& p, const Plan& plan, const ChunkGates* gates,
     });
   });
   return systems;
-}
-
-/// As start_solve.
-void start_wide_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
-                      const Device& device, const char* systems) {
-  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
-  if (p.batch * p.tokens * p.heads == 0) return;
-  constexpr int kBytes = WideLayout::kBytes;
-  const std::int64_t blocks = blocks_of_chunks(solve_wide, p, kBytes, device, kWideThreads);
-  auto* const parked = allocate<float4>(device, blocks * kWideGroups * kParked<kWideColumns>);
-  start<kWideThreads>(solve_wide, blocks, kBytes, device, p, plan, states, call, schedules, systems, parked);
 }
 
 /// x = σ x̃, the keys' part's answer.
@@ -107,7 +95,7 @@ void forward_as(const Problem& p, const Outputs& out, const Device& device) {
                           .z_scale = allocate<float>(device, slots * kChunk),
                           .certainty = out.report.certainty};
   if constexpr (D == kWideSize) {
-    start_wide_solve(p, cut.plan, call.h.chunks, queries, device, systems);
+    start_wide_solve<true>(p, cut.plan, call.h.chunks, queries, device, systems);
   } else {
     start_solve<D, true>(p, cut.plan, call.h.chunks, queries, device, systems);
   }

@@ -5,8 +5,8 @@
 
 #include "kernels/cuda/hopper/blocks.h"
 #include "kernels/cuda/hopper/chunk_o.cuh"
+#include "kernels/cuda/hopper/solve_wide.cuh"
 #include "kernels/cuda/saved.h"
-#include "kernels/cuda/trial.h"
 
 namespace gka::kernels::cuda::hopper {
 
@@ -31,7 +31,7 @@ void with_type(const Problem& p, Body&& body) {
 /// Whether a problem's heads need not be padded to 64 channels. What Saved holds does not depend on it.
 inline bool is_narrow(const Problem& p) {
   return p.key_dim <= kNarrowSize && p.value_dim <= kNarrowSize && p.options.part == Part::both &&
-         p.options.ridge_mode == RidgeMode::adaptive && on_trial(Trial::narrow_heads);
+         p.options.ridge_mode == RidgeMode::adaptive;
 }
 
 /// Calls body with the D of the problem, unless it is narrow or wide, as a compile-time constant.
@@ -54,10 +54,10 @@ void with_size(const Problem& p, bool narrow, Body&& body) {
 
 /// Calls body with a flag as a compile-time constant; for narrow and wide heads with what `is_narrow`, and
 /// `takes_wide` of choose.h, ask of it.
-template <int D, bool kOfTrial, typename Body>
+template <int D, bool kOfTheirs, typename Body>
 void with_known(bool flag, Body&& body) {
   if constexpr (D == kNarrowSize || D == kWideSize) {
-    body(std::bool_constant<kOfTrial>{});
+    body(std::bool_constant<kOfTheirs>{});
   } else if (flag) {
     body(std::true_type{});
   } else {
@@ -168,6 +168,18 @@ void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, 
             whole_pairs(call.rhs, p.key_dim));
     });
   });
+}
+
+/// The same of wide heads.
+template <bool kReads>
+void start_wide_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
+                      const Device& device, const char* systems) {
+  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
+  if (p.batch * p.tokens * p.heads == 0) return;
+  constexpr int kBytes = WideLayout::kBytes;
+  const std::int64_t blocks = blocks_of_chunks(solve_wide<kReads>, p, kBytes, device, kWideThreads);
+  auto* const parked = allocate<float4>(device, blocks * kWideGroups * kParked<kWideColumns>);
+  start<kWideThreads>(solve_wide<kReads>, blocks, kBytes, device, p, plan, states, call, schedules, systems, parked);
 }
 
 }  // namespace gka::kernels::cuda::hopper

@@ -3,13 +3,21 @@
 #pragma once
 
 #include "gka/kernels.h"
+#include "kernels/cuda/hopper/sizes.h"
 
 namespace gka::kernels::cuda::hopper {
 
 /// As cuda::forward and cuda::backward, for a problem they take.
 void forward(const Problem& problem, const Outputs& outputs, const Device& device);
 void backward(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device);
-/// The latter for up to 128 value channels, from float32 states, whatever `keeps_tiles` says.
+/// How many value channels a backward pass takes at a time: 128, or 256 beside more than 128 key channels.
+constexpr std::int64_t widest_values(const Problem& problem) {
+  return problem.key_dim > kLargeSize ? kWideSize : kLargeSize;
+}
+/// The latter for more than 128 key channels and up to 256 value channels.
+void backward_wide(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device);
+/// The same for any number of key channels and so many value channels, from float32 states, whatever `keeps_tiles`
+/// says.
 void backward_from_states(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device);
 /// The same for any number of value channels, block after block of them.
 void backward_in_blocks(const Problem& problem, const Saved& saved, const Gradients& gradients, const Device& device);

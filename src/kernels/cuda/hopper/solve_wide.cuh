@@ -165,8 +165,10 @@ struct WideSolver {
   }
 };
 
-/// `solve` with kReads, for an adaptive ridge. `parked`: kParked<kWideColumns> for each warpgroup.
-static __global__ void __launch_bounds__(kWideThreads, 1)
+/// `solve` for an adaptive ridge; without kReads x is left as float32 of every chunk. `parked`: kParked<kWideColumns>
+/// for each warpgroup.
+template <bool kReads>
+__global__ void __launch_bounds__(kWideThreads, 1)
     solve_wide(const __grid_constant__ Problem p, Plan plan, ChunkStates states, const __grid_constant__ SolveCall call,
                const __grid_constant__ Schedules schedules, const char* systems, float4* parked) {
   constexpr int D = kWideSize, N = kWideColumns;
@@ -175,6 +177,8 @@ static __global__ void __launch_bounds__(kWideThreads, 1)
   __shared__ float parts[kWideGroups][kChunk];
   char *const tiles = aligned_tiles(), *const h = tiles + WideLayout::kState, *const k = tiles + WideLayout::kSystem;
   const int group = WideSolver::group(), in_group = thread() % kWarpgroup, first = group * N;
+  SolveCall own_columns = call;  // of which find_residual reads the right-hand side
+  if constexpr (!kReads) own_columns.rhs.data = static_cast<float*>(call.rhs.data) + first;
   auto* const mask = reinterpret_cast<uint4*>(k + Layout::kMask) + in_group;
   const auto& rows = *reinterpret_cast<const SystemRows*>(tiles + WideLayout::kRows);
   auto* const rhs = reinterpret_cast<uint4*>(tiles + WideLayout::kRhs) + thread();
@@ -247,8 +251,8 @@ static __global__ void __launch_bounds__(kWideThreads, 1)
       i = last + 2;
       park_iterates<N>(u1, u2, at, stage, own);
       last = stages.last[++stage];
-      find_residual<N>(solver, u1, u2, schedule, rows, call, task % p.heads, static_cast<int>(p.key_dim) - first, false,
-                       own);
+      find_residual<N>(solver, u1, u2, schedule, rows, own_columns, task % p.heads,
+                       static_cast<int>(p.key_dim) - first, false, own);
       start_stage<N>(u1, u2, schedule, at, solver.rhs, own);
     }
     const std::int64_t next = task + blocks();
@@ -264,21 +268,26 @@ static __global__ void __launch_bounds__(kWideThreads, 1)
                       if (one) store_pair<decltype(pairs)::value>(call.x + at, u1[n], u1[n + 1], two);
                     });
     }
-    if (call.certainty != nullptr && !empty) {
-      write_certainty<N>(u1, rows, query, p.options.ridge, call.certainty + token, p.heads, sum);
-    }
-    float top[2] = {0, 0};
-    mix_with_query<N>(u1, top, unscale, rows, query);
+    if constexpr (kReads) {
+      if (call.certainty != nullptr && !empty) {
+        write_certainty<N>(u1, rows, query, p.options.ridge, call.certainty + token, p.heads, sum);
+      }
+      float top[2] = {0, 0};
+      mix_with_query<N>(u1, top, unscale, rows, query);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      top[n] = fmaxf(top[n], __shfl_xor_sync(0xffffffffu, top[n], 1));
-      put_part(own_row() + 8 * n, fmaxf(top[n], __shfl_xor_sync(0xffffffffu, top[n], 2)));
-    }
-    sync();  // nobody reads the rows any more
-    if (thread() == 0 && next < tasks) request_rows(next);
+      for (int n = 0; n < 2; ++n) {
+        top[n] = fmaxf(top[n], __shfl_xor_sync(0xffffffffu, top[n], 1));
+        put_part(own_row() + 8 * n, fmaxf(top[n], __shfl_xor_sync(0xffffffffu, top[n], 2)));
+      }
+      sync();  // nobody reads the rows any more
+      if (thread() == 0 && next < tasks) request_rows(next);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) top[n] = fmaxf(parts[0][own_row() + 8 * n], parts[1][own_row() + 8 * n]);
-    store_z<N, D>(u1, top, refined, call, task, first, in_group);
+      for (int n = 0; n < 2; ++n) top[n] = fmaxf(parts[0][own_row() + 8 * n], parts[1][own_row() + 8 * n]);
+      store_z<N, D>(u1, top, refined, call, task, first, in_group);
+    } else {
+      sync();  // nobody reads the rows any more
+      if (thread() == 0 && next < tasks) request_rows(next);
+    }
     task = next;
   }
 }

@@ -53,13 +53,15 @@ __device__ __forceinline__ std::uint32_t pack_bfloats(float x, float y) { return
 /// 64 rows of D 16-bit numbers, `stride` of them apart, on their way into a tile: those behind the first `len` are 0.
 template <int D, int kGroups = 1>
 __device__ __forceinline__ void copy_rows(const Tile& to, const std::uint16_t* from, int stride, int len) {
-  constexpr int kUnits = D / 8, kApart = kGroups * kTileThreads / kUnits;  // rows a multiple of 8 apart lie alike
+  constexpr int kUnits = D / 8, kApart = kGroups * kTileThreads / kUnits;
+  constexpr bool kAlike = kApart % 8 == 0;  // rows a multiple of 8 apart lie alike
   const int unit = tile_thread() % kUnits, first = tile_thread() / kUnits;
   std::uint16_t* const at = to.at(first, 8 * unit);
   from += static_cast<std::int64_t>(first) * stride + 8 * unit;
 #pragma unroll
   for (int a = 0; a < kChunk / kApart; ++a) {
-    copy_async(at + a * kApart * to.columns, from, first + a * kApart < len);
+    std::uint16_t* const here = kAlike ? at + a * kApart * to.columns : to.at(first + a * kApart, 8 * unit);
+    copy_async(here, from, first + a * kApart < len);
     from += static_cast<std::int64_t>(kApart) * stride;
   }
 }
@@ -294,6 +296,8 @@ class Product {
   static constexpr int kOwn = kN / kGroups;
 
  public:
+  /// Which of the groups this is, as a number of which the compiler knows that a warp's threads have the same.
+  static __device__ __forceinline__ int own_group() { return __shfl_sync(0xffffffffu, tile_thread() / kTileThreads, 0); }
   /// A number for each row, or column, that this thread has to do with.
   struct OfRows {
     float x[2 * kBlocks];
@@ -395,10 +399,22 @@ class Product {
     wgmma_wait<0>();
     (products.release(), ...);
   }
+  /// = A B for a group by itself, with B's 64 rows as the group's columns.
+  template <int kDepth>
+  __device__ __forceinline__ void multiply_own(const Tile& a, const Tile& b) {
+    static_assert(kBlocks == 1 && kOwn == 64);
+    const Operand left(a.data, a.rows, a.columns), right(b.data, b.rows, b.columns);
+    begin<false>();
+#pragma unroll
+    for (int s = 0; s < kDepth / 16; ++s) {
+      mma<false, false, true>(c_[0], left.k_major(s, a.rows), right.k_major(s, b.rows), s > 0);
+    }
+    end();
+  }
   /// = A B with a symmetric B of kN rows; of 128 the quarter with the last 64 rows and the first 64 columns is not
   /// there.
   __device__ __forceinline__ void multiply_symmetric(const Tile& a, const Tile& b) {
-    static_assert(kBlocks == 1 && (kN <= 64 || kOwn == 64));
+    static_assert(kBlocks == 1 && (kN <= 64 || (kN == 128 && kOwn == 64)));
     if constexpr (kN <= 64) return multiply<Major::k, kN>(a, b);
     const bool first = __shfl_sync(0xffffffffu, own_columns(), 0) == 0;
     const Operand left(a.data, a.rows), right = own_part<Major::k>(b);
@@ -590,8 +606,8 @@ class Product {
     }
   }
 
-  /// out[row] = Σ over columns of term(at, x, y). A barrier must follow. Several groups: += instead (two numbers to 0,
-  /// so that their order does not matter).
+  /// out[row] = Σ over columns of term(at, x, y). A barrier must follow. Several groups: += instead, two to each of
+  /// kSumParts arrays (two numbers to 0, so that their order does not matter).
   template <typename Term>
   __device__ __forceinline__ void row_sums(float* out, Term&& term) {
     float total[2] = {0, 0};
@@ -661,9 +677,13 @@ class Product {
   /// The largest bits of a number's size, for every thread; `parts` is room for 4 words of each group. A barrier
   /// inside.
   __device__ __forceinline__ std::uint32_t largest(std::uint32_t* parts) {
+    return most_of_threads<kGroups>(own_largest(), parts);
+  }
+  /// The same of this thread's numbers.
+  __device__ __forceinline__ std::uint32_t own_largest() {
     std::uint32_t top = 0;
     each([&](const At&, float x, float y) { top = max(top, max(size_bits(x), size_bits(y))); });
-    return most_of_threads<kGroups>(top, parts);
+    return top;
   }
   /// The largest |x| of each row this thread has to do with.
   __device__ __forceinline__ OfRows tops() {
@@ -783,7 +803,8 @@ class Product {
       if constexpr (kGroups == 1) {
         out[first_row() + 8 * r] = total[r];
       } else {
-        atomicAdd(out + first_row() + 8 * r, total[r]);
+        const int part = kGroups > 2 ? tile_thread() / (2 * kTileThreads) * kChunk : 0;
+        atomicAdd(out + part + first_row() + 8 * r, total[r]);
       }
     }
   }

@@ -87,6 +87,7 @@ __device__ __forceinline__ std::uint64_t mn_major_step(std::uint64_t first, int 
 // clang-format off
 #define GKA_F8(d, i) "+f"(d[i]), "+f"(d[i+1]), "+f"(d[i+2]), "+f"(d[i+3]), "+f"(d[i+4]), "+f"(d[i+5]), "+f"(d[i+6]), "+f"(d[i+7])
 #define GKA_F32(d, i) GKA_F8(d, i), GKA_F8(d, i+8), GKA_F8(d, i+16), GKA_F8(d, i+24)
+#define GKA_D8 "{%0,%1,%2,%3,%4,%5,%6,%7}"
 #define GKA_D16 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}"
 #define GKA_D32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define GKA_D64 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
@@ -132,6 +133,18 @@ __device__ __forceinline__ void mma(float (&d)[64], const std::uint32_t* a, std:
 }
 /// The same with A from shared memory too.
 template <bool kMnA, bool kMnB, bool kHalf = false>
+__device__ __forceinline__ void mma(float (&d)[8], std::uint64_t a, std::uint64_t b, int add = 1) {
+  if constexpr (kHalf) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 " GKA_D8 ", %8, %9, p, 1, 1, %11, %12;}\n"
+               : GKA_F8(d, 0) : "l"(a), "l"(b), "r"(add), "n"(kMnA ? 1 : 0), "n"(kMnB ? 1 : 0));
+  } else {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 " GKA_D8 ", %8, %9, p, 1, 1, %11, %12;}\n"
+               : GKA_F8(d, 0) : "l"(a), "l"(b), "r"(add), "n"(kMnA ? 1 : 0), "n"(kMnB ? 1 : 0));
+  }
+}
+template <bool kMnA, bool kMnB, bool kHalf = false>
 __device__ __forceinline__ void mma(float (&d)[16], std::uint64_t a, std::uint64_t b, int add = 1) {
   if constexpr (kHalf) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
@@ -169,6 +182,7 @@ __device__ __forceinline__ void mma(float (&d)[64], std::uint64_t a, std::uint64
 }
 #undef GKA_F8
 #undef GKA_F32
+#undef GKA_D8
 #undef GKA_D16
 #undef GKA_D32
 #undef GKA_D64
@@ -213,6 +227,10 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, std::uint3
 __device__ __forceinline__ void bulk_load(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
   barrier_expect(barrier, bytes);
   bulk_copy(to, from, bytes, barrier);
+}
+/// One thread: that so many bytes (a multiple of 16, as their place) will be asked for soon; for the second-level cache.
+__device__ __forceinline__ void bulk_prefetch(const void* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 }
 __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, int phase) {
   asm volatile(
