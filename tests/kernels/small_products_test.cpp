@@ -140,7 +140,8 @@ void expect_norm_and_stream() {
         const double product = exact(0, row, o);
         const double want = gated ? silu(product) * exact(1, row, o) : from_bfloat16(stream[at]) + product;
         // The normed row and the product are rounded on the way, and what one loses the other may enlarge.
-        const double factor = gated && kDepth < 2056 ? std::max({1.0, std::abs(product), std::abs(exact(1, row, o))}) : 1;
+        const double factor =
+            gated && kDepth < 2056 ? std::max({1.0, std::abs(product), std::abs(exact(1, row, o))}) : 1;
         EXPECT_NEAR(from_bfloat16(y[at]), want, 0.02 * std::abs(want) + 0.3 * factor) << gated;
       }
     }

@@ -113,7 +113,7 @@ constexpr Backend in_registers(const char* name, void (*step)(const Step&)) {
           .gated_rms_norm_backward = nullptr};
 }
 constexpr Backend kInRegisters[] = {in_registers("few_heads", with_few_heads), in_registers("crowd", with_a_crowd),
-                                      in_registers("lone", with_a_lone_head)};
+                                    in_registers("lone", with_a_lone_head)};
 
 TEST_P(Steps, MatchTheReferenceAtTheSizesOfDecoding) {
   for (const StepCase& c : step_cases()) {
@@ -225,8 +225,7 @@ double early_error(DType dtype, std::int64_t dim, int keys, Options options, con
   exact.spec.options.iterations = 400;
   const Stepped want = run_step(exact, inputs, reference::step, write);
   const Forced forced("GKA_TRIAL", trial);
-  const Stepped got = run_step(
-      c, inputs, [](const Step& step) { CudaWithThreads::step(step); }, write);
+  const Stepped got = run_step(c, inputs, [](const Step& step) { CudaWithThreads::step(step); }, write);
   double error = 0, size = 0;
   for (std::int64_t j = 0; j < 64; ++j) {
     const double apart = got.o.at(0, 0, 0, j) - want.o.at(0, 0, 0, j);

@@ -1,11 +1,11 @@
-// Products of few rows, on trial, for weights that fit the registers of all blocks: a block's threads ask for all of its
-// weights before they wait for the kernels ahead, and find them where tensor cores take them. What is left when x comes
-// is to read it, 16 bytes of each row a lane, to multiply, and to add up what the warps have of their slices of the depth:
-// one barrier, two with a norm. Nothing is copied to shared memory and read again.
+// Products of few rows, on trial, for weights that fit the registers of all blocks: a block's threads ask for all of
+// its weights before they wait for the kernels ahead, and find them where tensor cores take them. What is left when x
+// comes is to read it, 16 bytes of each row a lane, to multiply, and to add up what the warps have of their slices of
+// the depth: one barrier, two with a norm. Nothing is copied to shared memory and read again.
 //
-// A lane has eight neighbouring numbers of a row where an instruction wants four pairs: which number of the depth stands
-// where is free, as long as weights and x agree. Weights are the 16 rows of a product and x its 8 columns, so a row's
-// numbers do not depend on how many rows there are.
+// A lane has eight neighbouring numbers of a row where an instruction wants four pairs: which number of the depth
+// stands where is free, as long as weights and x agree. Weights are the 16 rows of a product and x its 8 columns, so a
+// row's numbers do not depend on how many rows there are.
 #pragma once
 
 #include <algorithm>
@@ -21,11 +21,11 @@ using memory::Bits;
 
 constexpr auto kType = DType::bfloat16;
 constexpr int kOwnWarps = 8, kOwnThreads = kOwnWarps * kLanes;
-constexpr int kTogether = 8;                    // numbers that a lane reads at a time
+constexpr int kTogether = 8;                     // numbers that a lane reads at a time
 constexpr int kRows = SmallProducts::kMostRows;  // of x
-constexpr int kOutputs = 8;                     // of half a tile
-constexpr int kStep = 4 * kTogether;            // of the depth, that four lanes have of a row
-constexpr int kHalf = kOutputs * kRows;         // numbers that half a tile comes to
+constexpr int kOutputs = 8;                      // of half a tile
+constexpr int kStep = 4 * kTogether;             // of the depth, that four lanes have of a row
+constexpr int kHalf = kOutputs * kRows;          // numbers that half a tile comes to
 
 /// What the 16 rows of a tile are.
 enum class Tile : std::uint8_t {
@@ -163,7 +163,8 @@ constexpr int resident() {
 constexpr bool staged(Tile tile) { return tile == Tile::narrow; }
 
 template <Tile kTile, int kTiles, int kSteps>
-__global__ void __launch_bounds__(kOwnThreads, resident<kTile, kTiles, kSteps>()) multiply_held(const __grid_constant__ SmallProducts p) {
+__global__ void __launch_bounds__(kOwnThreads, resident<kTile, kTiles, kSteps>())
+    multiply_held(const __grid_constant__ SmallProducts p) {
   constexpr int kParts = kTile == Tile::narrow ? 1 : 2, kHalves = kTiles * kParts;
   static_assert((kTile == Tile::gated ? kTiles : kHalves) * kHalf <= kOwnThreads);
   let_next_start();
@@ -226,7 +227,8 @@ __global__ void __launch_bounds__(kOwnThreads, resident<kTile, kTiles, kSteps>()
   for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
     for (int i = 0; i < 2 * kParts; ++i) {
-      room.sums[t * kParts + i / 2][warp()][lane() / 4 * kRows + lane() % 4 * 2 + i % 2] = sums[t][0][i] + sums[t][1][i];
+      room.sums[t * kParts + i / 2][warp()][lane() / 4 * kRows + lane() % 4 * 2 + i % 2] =
+          sums[t][0][i] + sums[t][1][i];
     }
   }
   sync();
@@ -252,7 +254,7 @@ struct Form {
 template <Tile kTile, int kTiles, int kSteps>
 constexpr Form form() {
   return {kTile, kTiles, kSteps, multiply_held<kTile, kTiles, kSteps>,
-          static_cast<int>(sizeof(Room<kTiles * (kTile == Tile::narrow ? 1 : 2)>)) +
+          static_cast<int>(sizeof(Room<kTiles*(kTile == Tile::narrow ? 1 : 2)>)) +
               (staged(kTile) ? kSteps * kOwnThreads * 2 * kTogether : 0)};
 }
 /// The first that is enough is taken. Sixteen outputs at a time only where every block has some.

@@ -577,8 +577,8 @@ struct Scale {
   float sigma;  // its inverse; 1 where nothing is solved
 };
 
-/// Leaves z = q + α(x − q), scaled, in room.z. By all who have H: `met` is called when they all do, and the next barrier
-/// is the caller's.
+/// Leaves z = q + α(x − q), scaled, in room.z. By all who have H: `met` is called when they all do, and the next
+/// barrier is the caller's.
 template <typename Shape, int kDim, typename Room, typename Met>
 __device__ __forceinline__ Scale solve(const Step& s, const Table& table, const Tile<Shape, kDim>& tile, Room& room,
                                        std::int64_t b, float alpha, float trace, Met&& met) {
@@ -588,7 +588,8 @@ __device__ __forceinline__ Scale solve(const Step& s, const Table& table, const 
   const bool solved = inverse > 0 && inverse <= static_cast<double>(std::numeric_limits<float>::max());
   const float sigma = solved ? static_cast<float>(inverse) : 1.0f, ridge = static_cast<float>(s.options.ridge);
 
-  const Steps steps(table, s.iterations != nullptr ? s.iterations[b] : s.options.iterations, sum * static_cast<float>(inverse));
+  const Steps steps(table, s.iterations != nullptr ? s.iterations[b] : s.options.iterations,
+                    sum * static_cast<float>(inverse));
   const int row = HTile::own_row(), iterations = solved ? steps.count : 0;
   const float q = room.q[row];
   float now = steps.start * q, before = 0;
@@ -691,8 +692,8 @@ __device__ __forceinline__ void take_turns(int multiprocessors) {
   }
 }
 
-/// On trial: of the head that is likely to follow on this multiprocessor, so many lines of H and of U are asked for while
-/// this one's iterations leave memory alone. `heads`: how far on it is; 0: nothing is asked for.
+/// On trial: of the head that is likely to follow on this multiprocessor, so many lines of H and of U are asked for
+/// while this one's iterations leave memory alone. `heads`: how far on it is; 0: nothing is asked for.
 struct Ahead {
   int heads = 0, keys = 0, values = 0;
 };
