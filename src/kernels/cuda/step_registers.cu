@@ -71,6 +71,9 @@ struct Crowd {
 #ifndef GKA_AHEAD_VALUES
 #define GKA_AHEAD_VALUES 1
 #endif
+#ifndef GKA_U_LATE
+#define GKA_U_LATE 0
+#endif
 inline constexpr int kTable = 64;
 /// The most steps of a schedule for spectra that reach less far than 1.
 inline constexpr int kMostFewer = hopper::kShortest + 2 * (hopper::kReaches - 1);
@@ -673,7 +676,7 @@ struct Layout {
   static constexpr int kOnceBytes = Shape::kBlock * 16;  // that all threads ask for at once
   /// How many of its vectors of U a thread asks for at first.
   static constexpr int kAtFirst =
-      !kHalf ? Values::kCount : std::min(Values::kCount, (Crowd::kSharedBytes - kRoomBytes - kHalfBytes) / kOnceBytes);
+      !kHalf ? (GKA_U_LATE ? 0 : Values::kCount) : std::min(Values::kCount, (Crowd::kSharedBytes - kRoomBytes - kHalfBytes) / kOnceBytes);
   static constexpr int kHalfAt = kHalf ? std::max(kValueBytes - kHalfBytes, kAtFirst* kOnceBytes) : 0;
   static constexpr int kBytes = kRoomBytes + std::max(kValueBytes, kHalf ? kHalfAt + kHalfBytes : 0);
   static_assert(!kHalf || kBytes <= Crowd::kSharedBytes);
@@ -771,10 +774,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     next.ask(s, ahead);
   };
   const Scale scale = solve(s, table, tile, room, b, gates.alpha, trace, met);
+  const auto norm = Ends::Norm::template of<kValues>(call, b, head);  // in registers that H leaves
   sync();
   write_and_read_values(room, staged, u, gamma, scale.sigma);
-  Ends::template answer<Values::kRowsAtOnce>(call, b, head, room, scale_of(s, scale),
-                                             Ends::Norm::template of<kValues>(call, b, head));
+  Ends::template answer<Values::kRowsAtOnce>(call, b, head, room, scale_of(s, scale), norm);
 }
 
 /// U of a head of its own in registers.
