@@ -80,7 +80,7 @@ inline constexpr int kMostFewer = hopper::kShortest + 2 * (hopper::kReaches - 1)
 
 /// s_i and m_i of the iterations on [ridge, top + ridge].
 template <int kSteps>
-struct Coefficients {
+struct StepWeights {
   float start = 0;
   float s[kSteps + 1] = {}, m[kSteps + 1] = {};
 
@@ -90,7 +90,7 @@ struct Coefficients {
     start = static_cast<float>(schedule.start().s);
     double omega = 0;
     for (int i = 1; i <= kSteps; ++i) {
-      const kernels::Coefficients c = schedule.step(i);
+      const Coefficients c = schedule.step(i);
       s[i] = static_cast<float>(c.s);
       m[i] = static_cast<float>(c.m);
       omega = 1 + c.m;
@@ -106,13 +106,13 @@ struct Coefficients {
 /// tr H/‖H‖_F ≥ spread[i]. Steps are taken in float32, and what a step leaves of a direction is in proportion to what x
 /// has of it, so heads of few keys need no more than others.
 struct Table {
-  Coefficients<kTable> all;
+  StepWeights<kTable> all;
   double sum = 0, ratio = 0, omega = 0;
 
   int enough = 0;  // 0: all iterations are taken
   int reaches = 0;
   float spread[hopper::kReaches] = {};
-  Coefficients<kMostFewer> fewer[hopper::kReaches];
+  StepWeights<kMostFewer> fewer[hopper::kReaches];
 };
 
 /// For rounding, where traces and norms are found.
@@ -676,7 +676,8 @@ struct Layout {
   static constexpr int kOnceBytes = Shape::kBlock * 16;  // that all threads ask for at once
   /// How many of its vectors of U a thread asks for at first.
   static constexpr int kAtFirst =
-      !kHalf ? (GKA_U_LATE ? 0 : Values::kCount) : std::min(Values::kCount, (Crowd::kSharedBytes - kRoomBytes - kHalfBytes) / kOnceBytes);
+      !kHalf ? (GKA_U_LATE ? 0 : Values::kCount)
+             : std::min(Values::kCount, (Crowd::kSharedBytes - kRoomBytes - kHalfBytes) / kOnceBytes);
   static constexpr int kHalfAt = kHalf ? std::max(kValueBytes - kHalfBytes, kAtFirst* kOnceBytes) : 0;
   static constexpr int kBytes = kRoomBytes + std::max(kValueBytes, kHalf ? kHalfAt + kHalfBytes : 0);
   static_assert(!kHalf || kBytes <= Crowd::kSharedBytes);
