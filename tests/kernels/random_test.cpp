@@ -153,8 +153,9 @@ TEST_P(Random, WideHeadsMatchTheReference) {
   if (!GetParam().tensor_cores) GTEST_SKIP() << "for kernels that are cut in another way for them";
   CaseSpec usual{.dtype = DType::bfloat16, .tokens = 200, .heads = 2, .key_dim = 256, .value_dim = 256};
   usual.h0 = usual.u0 = usual.d_h = usual.d_u = usual.float32_gates = true;
+  usual.keys = Keys::silu;
+  usual.strongest_decay = 0.05;
   CaseSpec fading = usual, packed = usual;
-  fading.keys = Keys::silu;
   fading.weakest_decay = 0.5;
   fading.strongest_decay = 1.5;
   packed.dtype = DType::float16;
