@@ -227,7 +227,7 @@ STEP, LOGPROBS = 5e-3, 0.05
 OUTPUTS, GRADIENTS = 5e-3, 1e-2
 
 # What serves one sequence, and many, together.
-LONE, CROWD = "early_steps,held_products,lone_step", "early_steps,states_ahead"
+LONE, CROWD = "early_steps,held_products,lone_step", "crowd_step,early_steps"
 
 WORKS = (
     Work("crowd_step", "one token, B256, 32 heads", STEP, step(256, 32)),
@@ -250,9 +250,6 @@ WORKS = (
     Work("held_products", "a GKA block's token, 4 sequences", LOGPROBS, decoded(4)),
     Work("held_products", "engine, 440M, 1 sequence", None, engine("440m/gka", 1)),
     Work("held_products", "engine, 440M, 8 sequences", None, engine("440m/gka", 8)),
-    Work("states_ahead", "one token, B128, 8 heads", STEP, step(128, 8)),
-    Work("states_ahead", "engine, 440M, 32 sequences", None, engine("440m/gka", 32)),
-    Work("states_ahead", "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
     Work(LONE, "engine, 440M, 1 sequence", None, engine("440m/gka", 1)),
     Work(LONE, "engine, 440M, 4 sequences", None, engine("440m/gka", 4)),
     Work(LONE, "engine, 440M, 8 sequences", None, engine("440m/gka", 8)),

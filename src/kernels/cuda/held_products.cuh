@@ -152,27 +152,13 @@ __device__ __forceinline__ float sum_of(const Room<kHalves>& room, int half, int
   return rounded<kType>(Numbers<2>{{total, 0}}).x[0];  // as a product by itself would be
 }
 
-/// Registers are cut so that the three products behind a block's memory fit a multiprocessor at once, and ask for their
-/// weights while the memory's step runs: 48, 128 and 80 to a thread.
 template <Tile kTile, int kTiles, int kSteps>
-constexpr int resident() {
-  return kTile != Tile::narrow ? 2 : kSteps <= 4 ? 5 : 3;
-}
-
-/// Eight rows of weights wait in shared memory, where each thread has its own: little room, and registers have x.
-constexpr bool staged(Tile tile) { return tile == Tile::narrow; }
-
-template <Tile kTile, int kTiles, int kSteps>
-__global__ void __launch_bounds__(kOwnThreads, resident<kTile, kTiles, kSteps>())
-    multiply_held(const __grid_constant__ SmallProducts p) {
+__global__ void __launch_bounds__(kOwnThreads, 2) multiply_held(const __grid_constant__ SmallProducts p) {
   constexpr int kParts = kTile == Tile::narrow ? 1 : 2, kHalves = kTiles * kParts;
   static_assert((kTile == Tile::gated ? kTiles : kHalves) * kHalf <= kOwnThreads);
   let_next_start();
   auto& room = *reinterpret_cast<Room<kHalves>*>(shared_memory());
-  constexpr bool kStaged = staged(kTile);
-  static_assert(!kStaged || kHalves == 1);
-  Words<kTogether> weights[kTiles][kStaged ? 1 : kSteps][kParts];
-  auto* own = reinterpret_cast<Words<kTogether>*>(room.norm + (p.norm != nullptr ? p.depth : 0)) + thread();
+  Words<kTogether> weights[kTiles][kSteps][kParts];
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     const Place place = Place::of<kTile>(p, t);
@@ -184,13 +170,7 @@ __global__ void __launch_bounds__(kOwnThreads, resident<kTile, kTiles, kSteps>()
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const int at = Row<kSteps>::channel(p, s);
-        const bool mine = there && at < p.depth;
-        if constexpr (kStaged) {
-          const auto* from = static_cast<const Bits*>(p.of[matrix].weight) + (mine ? output * p.depth + at : 0);
-          copy_async(own + s * kOwnThreads, from, mine);
-        } else {
-          weights[t][s][part] = read_words(p.of[matrix].weight, output * p.depth + at, mine);
-        }
+        weights[t][s][part] = read_words(p.of[matrix].weight, output * p.depth + at, there && at < p.depth);
       }
     }
   }
@@ -204,19 +184,17 @@ __global__ void __launch_bounds__(kOwnThreads, resident<kTile, kTiles, kSteps>()
   row.read(p);
   const float before = answer.mine && p.onto != nullptr ? read_as<float, kType>(p.onto, answer.at) : 0;
   if (p.norm != nullptr) row.normalise(p, room);
-  if constexpr (kStaged) wait_for_copies();
 
   // By steps in turn, so that no product waits for the one before it.
   float sums[kTiles][2][4] = {};
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
-    if constexpr (kStaged) weights[0][0][0] = own[s * kOwnThreads];
 #pragma unroll
     for (int pair = 0; pair < 4; pair += 2) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        const auto& low = weights[t][kStaged ? 0 : s][0].x;
-        const auto& high = weights[t][kStaged ? 0 : s][kParts - 1].x;
+        const auto& low = weights[t][s][0].x;
+        const auto& high = weights[t][s][kParts - 1].x;
         const std::uint32_t a[4] = {low[pair], kParts == 2 ? high[pair] : 0, low[pair + 1],
                                     kParts == 2 ? high[pair + 1] : 0};
         memory::multiply_add(sums[t][pair / 2], a, row.x[s].x[pair], row.x[s].x[pair + 1]);
@@ -254,8 +232,7 @@ struct Form {
 template <Tile kTile, int kTiles, int kSteps>
 constexpr Form form() {
   return {kTile, kTiles, kSteps, multiply_held<kTile, kTiles, kSteps>,
-          static_cast<int>(sizeof(Room<kTiles*(kTile == Tile::narrow ? 1 : 2)>)) +
-              (staged(kTile) ? kSteps * kOwnThreads * 2 * kTogether : 0)};
+          static_cast<int>(sizeof(Room<kTiles*(kTile == Tile::narrow ? 1 : 2)>))};
 }
 /// The first that is enough is taken. Sixteen outputs at a time only where every block has some.
 inline constexpr Form kForms[] = {form<Tile::wide, 2, 4>(), form<Tile::narrow, 1, 4>(), form<Tile::narrow, 1, 12>(),

@@ -68,12 +68,6 @@ struct Crowd {
   static bool suits(std::int64_t heads, int multiprocessors) { return heads >= kResident * multiprocessors; }
 };
 
-#ifndef GKA_AHEAD_VALUES
-#define GKA_AHEAD_VALUES 1
-#endif
-#ifndef GKA_U_LATE
-#define GKA_U_LATE 0
-#endif
 inline constexpr int kTable = 64;
 /// The most steps of a schedule for spectra that reach less far than 1.
 inline constexpr int kMostFewer = hopper::kShortest + 2 * (hopper::kReaches - 1);
@@ -676,8 +670,7 @@ struct Layout {
   static constexpr int kOnceBytes = Shape::kBlock * 16;  // that all threads ask for at once
   /// How many of its vectors of U a thread asks for at first.
   static constexpr int kAtFirst =
-      !kHalf ? (GKA_U_LATE ? 0 : Values::kCount)
-             : std::min(Values::kCount, (Crowd::kSharedBytes - kRoomBytes - kHalfBytes) / kOnceBytes);
+      !kHalf ? Values::kCount : std::min(Values::kCount, (Crowd::kSharedBytes - kRoomBytes - kHalfBytes) / kOnceBytes);
   static constexpr int kHalfAt = kHalf ? std::max(kValueBytes - kHalfBytes, kAtFirst* kOnceBytes) : 0;
   static constexpr int kBytes = kRoomBytes + std::max(kValueBytes, kHalf ? kHalfAt + kHalfBytes : 0);
   static_assert(!kHalf || kBytes <= Crowd::kSharedBytes);
@@ -696,39 +689,10 @@ __device__ __forceinline__ void take_turns(int multiprocessors) {
   }
 }
 
-/// On trial: of the head that is likely to follow on this multiprocessor, so many lines of H and of U are asked for
-/// while this one's iterations leave memory alone. `heads`: how far on it is; 0: nothing is asked for.
-struct Ahead {
-  int heads = 0, keys = 0, values = 0;
-};
-
-/// Where that head's states are, read early and used late.
-template <int kDim, int kValues, int kBlock>
-struct NextHead {
-  int at = -1;
-
-  __device__ NextHead(const Step& s, const Ahead& ahead) {
-    const std::int64_t next = block() + ahead.heads;
-    if (ahead.heads == 0 || next >= blocks()) return;
-    const std::int64_t b = next / s.heads;
-    at = static_cast<int>((s.state_indices != nullptr ? s.state_indices[b] : b) * s.heads + next % s.heads);
-  }
-  __device__ __forceinline__ void ask(const Step& s, const Ahead& ahead) const {
-    if (at < 0) return;
-    constexpr int kLine = kLineBytes / 4;
-    const auto ask_from = [](const void* states, std::int64_t first, int lines) {
-      const float* from = static_cast<const float*>(states) + first;
-      for (int i = thread(); i < lines; i += kBlock) ask_for(from + i * kLine);
-    };
-    ask_from(s.h, std::int64_t{at} * kDim * kDim, ahead.keys);
-    ask_from(s.u, std::int64_t{at} * kDim * kValues, ahead.values);
-  }
-};
-
 template <typename Shape, int kDim, int kValues, typename Ends>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
     step_kernel(const __grid_constant__ typename Ends::Call call, const __grid_constant__ Table table,
-                int multiprocessors, Ahead ahead) {
+                int multiprocessors) {
   using Room = Shared<Shape, kDim, kValues>;
   using Place = Layout<Shape, kDim, kValues>;
   using Values = typename Place::Values;
@@ -743,7 +707,6 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   const std::int64_t slot = s.state_indices != nullptr ? s.state_indices[b] : b, at = slot * s.heads + head;
   float* h = static_cast<float*>(s.h) + at * kDim * kDim;
   float* u = static_cast<float*>(s.u) + at * kDim * kValues;
-  const NextHead<kDim, kValues, Shape::kBlock> next(s, ahead);
   HTile tile;
   if constexpr (Place::kHalf) {
     UpperHalf<kDim>::template copy<Shape>(h, Place::half());
@@ -770,10 +733,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   tile.update(fades, room.k, h);
   if (t < kDim) trace = (fades == 0 ? 0.0f : fades * trace) + room.k[t] * room.k[t];
   // All have met in norm_of and have their H.
-  const auto met = [&] {
-    Values::template copy<Place::kAtFirst, Values::kCount>(u, staged);
-    next.ask(s, ahead);
-  };
+  const auto met = [&] { Values::template copy<Place::kAtFirst, Values::kCount>(u, staged); };
   const Scale scale = solve(s, table, tile, room, b, gates.alpha, trace, met);
   const auto norm = Ends::Norm::template of<kValues>(call, b, head);  // in registers that H leaves
   sync();
@@ -870,22 +830,16 @@ __global__ void __launch_bounds__(Lone::kThreads, 1)
 template <typename Shape, int kDim, int kValues, typename Ends>
 void run_as(const Step& s, const typename Ends::Call& call, const Device& device, const Table& table,
             int multiprocessors) {
-  Ahead ahead;
-  if (multiprocessors > 0 && on_trial(Trial::states_ahead)) {
-    ahead = {.heads = Shape::kResident * multiprocessors,
-             .keys = kDim * kDim * 4 / kLineBytes,
-             .values = GKA_AHEAD_VALUES * kDim * kValues * 4 / kLineBytes};
-  }
   launch_early<Shape::kBlock>(step_kernel<Shape, kDim, kValues, Ends>, s.batch * s.heads,
                               Layout<Shape, kDim, kValues>::kBytes, device.index, device.stream, call, table,
-                              multiprocessors, ahead);
+                              multiprocessors);
 }
 template <int kDim, int kValues, typename Ends>
 void run_with(const Step& s, const typename Ends::Call& call, const Device& device) {
   const bool crowd = on_trial(Trial::crowd_step), lone = on_trial(Trial::lone_step);
   const bool early = Ends::dtype(call) != DType::float32 && on_trial(Trial::early_steps);
   const Table table = table_of(s.options, kDim, early);
-  const int count = crowd || lone || on_trial(Trial::states_ahead) ? multiprocessors(device.index) : 0;
+  const int count = crowd || lone ? multiprocessors(device.index) : 0;
   const std::int64_t heads = s.batch * s.heads;
   if (lone && Lone::suits(heads, count)) {
     return launch_early<Lone::kThreads>(lone_kernel<kDim, kValues, Ends>, heads, sizeof(Shared<Lone, kDim, kValues>),
