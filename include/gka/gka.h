@@ -100,6 +100,7 @@ struct StepOptions {
   Solver solver = Solver::chebyshev;
   RidgeMode ridge_mode = RidgeMode::adaptive;
   bool decay_keys = true;
+  bool refine = true;      // as in Options; the CPU takes all iterations in either case
   at::Tensor certainty{};  // float64 [B,H], written if it is there: as CertainResult has it
 };
 

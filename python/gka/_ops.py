@@ -136,6 +136,7 @@ def gated_kalmanet_step(
     solver: str = "chebyshev",
     ridge_mode: str = "adaptive",
     decay_keys: bool = True,
+    refine: bool = True,
     certainty: Tensor | None = None,
 ) -> Tensor:
     """One token for each of B sequences, for decoding. The state is updated in place; there is no gradient.
@@ -147,7 +148,7 @@ def gated_kalmanet_step(
         state_indices: int32 or int64 [B], distinct: which slot of the state each sequence has. Left out: sequence b
             has slot b.
         iterations: for all sequences, or an int32 tensor [B].
-        scale, ridge, solver, ridge_mode, decay_keys: as in :func:`gated_kalmanet`.
+        scale, ridge, solver, ridge_mode, decay_keys, refine: as in :func:`gated_kalmanet`.
         certainty: float64 [B, H], written: what :func:`gated_kalmanet_certainty` returns, of this token.
 
     Returns:
@@ -169,6 +170,8 @@ def gated_kalmanet_step(
         options["ridge_mode"] = ridge_mode
     if not decay_keys:
         options["decay_keys"] = False
+    if not refine:
+        options["refine"] = False
     if certainty is not None:
         options["certainty"] = certainty
     try:

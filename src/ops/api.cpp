@@ -112,6 +112,7 @@ at::Tensor gated_kalmanet_step(const at::Tensor& q, const at::Tensor& k, const a
   set_solver(a, options);
   a.scale = options.scale;
   a.decay_keys = options.decay_keys;
+  a.refine = options.refine;
   a.h = options.state.h;
   a.u = options.state.u;
   a.state_indices = options.state_indices;

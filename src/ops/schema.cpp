@@ -97,7 +97,8 @@ TORCH_LIBRARY(gka, m) {
       "gated_kalmanet_step(Tensor q, Tensor k, Tensor v, Tensor? log_decay=None, Tensor? beta=None, "
       "Tensor? alpha=None, *, Tensor(a!) h, Tensor(b!) u, Tensor? state_indices=None, float scale=1.0, "
       "float ridge=0.02, Tensor? ridge_diagonal=None, int iterations=30, Tensor? iterations_per_sequence=None, "
-      "str solver=\"chebyshev\", str ridge_mode=\"adaptive\", bool decay_keys=True, Tensor(c!)? certainty=None) "
+      "str solver=\"chebyshev\", str ridge_mode=\"adaptive\", bool decay_keys=True, bool refine=True, "
+      "Tensor(c!)? certainty=None) "
       "-> Tensor o");
   // gated_kalmanet for inference, with how much of each query the memory knew.
   m.def(

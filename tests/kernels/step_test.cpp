@@ -87,11 +87,16 @@ Stepped run_step(const StepCase& c, const Case& inputs, Run&& run, Change&& chan
 }
 
 constexpr int kFew = 256, kCrowd = 128;  // threads to a head
+constexpr int kMany = 16;                // multiprocessors: more than heads here
 
 void with_few_heads(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step), kFew); }
 void with_a_crowd(const Step& step) {
   const Forced trial("GKA_TRIAL", "crowd_step");
   ASSERT_EQ(CudaWithThreads::step(step), kCrowd);
+}
+void with_a_lone_head(const Step& step) {
+  const Forced trial("GKA_TRIAL", "lone_step");
+  ASSERT_EQ(CudaWithThreads::step(step, kMany), kFew);
 }
 
 class Steps : public OnEveryBackend {};
@@ -107,7 +112,8 @@ constexpr Backend in_registers(const char* name, void (*step)(const Step&)) {
           .gated_rms_norm = nullptr,
           .gated_rms_norm_backward = nullptr};
 }
-constexpr Backend kInRegisters[] = {in_registers("few_heads", with_few_heads), in_registers("crowd", with_a_crowd)};
+constexpr Backend kInRegisters[] = {in_registers("few_heads", with_few_heads), in_registers("crowd", with_a_crowd),
+                                    in_registers("lone", with_a_lone_head)};
 
 TEST_P(Steps, MatchTheReferenceAtTheSizesOfDecoding) {
   for (const StepCase& c : step_cases()) {
@@ -182,6 +188,74 @@ TEST(StepInRegisters, ACrowdHasItsOwnKernelWhereThatIsOnTrialAndEveryMultiproces
   const Forced trial("GKA_TRIAL", "crowd_step");
   EXPECT_EQ(threads_on(1), kCrowd);
   EXPECT_EQ(threads_on(2), kFew);
+}
+
+/// A memory of `keys` unit keys, and what 22, or fewer, steps leave of a solve.
+StepCase early_case(DType dtype, std::int64_t dim) { return {.spec = spec_of(dtype, dim, 64, 12)}; }
+
+/// By how much o of a memory of so many keys is off the exact solve's.
+double early_error(DType dtype, std::int64_t dim, int keys, Options options, const char* trial) {
+  StepCase c = early_case(dtype, dim);
+  c.spec.options = options;
+  const Case inputs(c.spec);
+  const auto write = [&](Stepped& s) {
+    clear(s);
+    std::mt19937 random(13);
+    std::normal_distribution<double> normal;
+    for (int n = 0; n < keys; ++n) {
+      std::vector<double> key(static_cast<std::size_t>(dim)), value(64);
+      double square = 0;
+      for (double& x : key) square += (x = normal(random), x * x);
+      for (double& x : key) x /= std::sqrt(square);
+      for (double& x : value) x = normal(random);
+      for (std::int64_t i = 0; i < dim; ++i) {
+        const double ki = key[static_cast<std::size_t>(i)];
+        for (std::int64_t j = 0; j < dim; ++j) {
+          s.h.set(0, 0, i, j, s.h.at(0, 0, i, j) + ki * key[static_cast<std::size_t>(j)]);
+        }
+        for (std::int64_t j = 0; j < 64; ++j) {
+          s.u.set(0, 0, i, j, s.u.at(0, 0, i, j) + ki * value[static_cast<std::size_t>(j)]);
+        }
+      }
+    }
+    for (std::int64_t i = 0; i < dim; ++i)
+      for (std::int64_t j = 0; j < i; ++j) s.h.set(0, 0, i, j, s.h.at(0, 0, j, i));
+  };
+  StepCase exact = c;
+  exact.spec.options.iterations = 400;
+  const Stepped want = run_step(exact, inputs, reference::step, write);
+  const Forced forced("GKA_TRIAL", trial);
+  const Stepped got = run_step(c, inputs, [](const Step& step) { CudaWithThreads::step(step); }, write);
+  double error = 0, size = 0;
+  for (std::int64_t j = 0; j < 64; ++j) {
+    const double apart = got.o.at(0, 0, 0, j) - want.o.at(0, 0, 0, j);
+    error += apart * apart;
+    size += want.o.at(0, 0, 0, j) * want.o.at(0, 0, 0, j);
+  }
+  return std::sqrt(error / size);
+}
+
+/// Whatever H is made of: one key, a few, as many as there are dimensions, many more.
+TEST(StepInRegisters, EarlyStepsAreEnoughForWhateverIsRemembered) {
+  for (const std::int64_t dim : {64, 128}) {
+    for (const int keys : {0, 3, 20, 3000}) {
+      for (const double ridge : {0.01, 0.05}) {
+        const Options options{.ridge = ridge, .iterations = 60};
+        EXPECT_LT(early_error(DType::bfloat16, dim, keys, options, "early_steps"), 5e-3) << dim << " " << keys;
+      }
+    }
+  }
+}
+
+/// All iterations: of float32, where they are asked for, and where there are few.
+TEST(StepInRegisters, EarlyStepsAreTakenOnlyOfABudgetThatMayBeLeft) {
+  const auto same = [](DType dtype, const Options& options) {
+    return early_error(dtype, 64, 3000, options, "early_steps") == early_error(dtype, 64, 3000, options, "");
+  };
+  EXPECT_FALSE(same(DType::bfloat16, {.iterations = 30}));
+  EXPECT_TRUE(same(DType::float32, {.iterations = 30}));
+  EXPECT_TRUE(same(DType::bfloat16, {.iterations = 30, .refine = false}));
+  EXPECT_TRUE(same(DType::bfloat16, {.iterations = 19}));
 }
 
 /// All that a block does with a token between its projections, for two sequences in a pool of eight.
@@ -300,7 +374,7 @@ struct BlockCase {
   }
 
   /// Threads to a head; 0: the kernel does not take it.
-  int run_at_once() {
+  int run_at_once(int multiprocessors = 1) {
     const Step all = step();
     const ShortConvStep convs[] = {conv(0), conv(1), conv(2)};
     const GatedRmsNorm last = norm();
@@ -311,14 +385,14 @@ struct BlockCase {
                           .a_log = a_log.data(),
                           .norm = last,
                           .y = y.view()};
-    return CudaWithThreads::step_block(block);
+    return CudaWithThreads::step_block(block, multiprocessors);
   }
 };
 
-void expect_as_parts(const BlockCase& c, int threads) {
+void expect_as_parts(const BlockCase& c, int threads, int multiprocessors = 1) {
   BlockCase want = c, got = c;
   want.run_parts();
-  ASSERT_EQ(got.run_at_once(), threads);
+  ASSERT_EQ(got.run_at_once(multiprocessors), threads);
   const double rounding = c.dtype == DType::float32 ? 2e-5 : c.dtype == DType::float16 ? 2e-3 : 1e-2;
   const double memory = c.dtype == DType::float32 ? 2e-6 : 1e-3;
   expect_close(got.y, want.y, rounding, "y");
@@ -336,8 +410,12 @@ TEST(StepOfABlock, IsConvolutionsGatesMemoryAndNormOneAfterTheOther) {
                              {DType::float32, 128, 64}};
   for (const BlockCase& c : cases) {
     expect_as_parts(c, kFew);
-    const Forced trial("GKA_TRIAL", "crowd_step");
-    expect_as_parts(c, kCrowd);
+    {
+      const Forced trial("GKA_TRIAL", "crowd_step");
+      expect_as_parts(c, kCrowd);
+    }
+    const Forced trial("GKA_TRIAL", "lone_step");
+    expect_as_parts(c, kFew, kMany);
   }
 }
 
@@ -349,8 +427,12 @@ TEST(StepOfABlock, TakesHeadsThatShareAKey) {
                              {DType::float32, 128, 64, {4, 4, 2}}};
   for (const BlockCase& c : cases) {
     expect_as_parts(c, kFew);
-    const Forced trial("GKA_TRIAL", "crowd_step");
-    expect_as_parts(c, kCrowd);
+    {
+      const Forced trial("GKA_TRIAL", "crowd_step");
+      expect_as_parts(c, kCrowd);
+    }
+    const Forced trial("GKA_TRIAL", "lone_step");
+    expect_as_parts(c, kFew, kMany);
   }
 }
 

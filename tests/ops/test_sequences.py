@@ -111,6 +111,15 @@ def test_a_step_takes_an_iteration_count_per_sequence():
         assert torch.equal(got[b : b + 1], want)
 
 
+def test_a_step_on_the_cpu_takes_all_iterations_whether_or_not_it_may_take_fewer():
+    case = make(3, 1, states=3)
+    answers = []
+    for refine in (True, False):
+        state = (case["h0"].clone(), case["u0"].clone())
+        answers.append(gka.gated_kalmanet_step(**at(case, 0), state=state, refine=refine))
+    assert torch.equal(*answers)
+
+
 @pytest.mark.parametrize("solver", ["exact", "conjugate_gradient"])
 def test_a_step_takes_a_ridge_per_channel(solver):
     case = make(2, 1)

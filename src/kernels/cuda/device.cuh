@@ -24,6 +24,11 @@ __device__ inline std::int64_t block() { return blockIdx.x; }
 __device__ inline std::int64_t blocks() { return gridDim.x; }
 __device__ inline void sync() { __syncthreads(); }
 __device__ inline void sync_warp() { __syncwarp(); }
+/// A barrier of kCount threads of the block, of which there are some by number.
+template <int kCount>
+__device__ __forceinline__ void sync_some(int which) {
+  asm volatile("bar.sync %0, %1;" ::"r"(which), "n"(kCount) : "memory");
+}
 
 __device__ inline int lane() { return thread() % kLanes; }
 __device__ inline int warp() { return thread() / kLanes; }

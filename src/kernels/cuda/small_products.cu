@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cuda/held_products.cuh"
 #include "kernels/cuda/memory/mma.cuh"
 #include "kernels/cuda/vectors.cuh"
 #include "kernels/products.h"
@@ -364,6 +365,7 @@ void small_products(const SmallProducts& p, const Device& device) {
     throw std::logic_error("gka: small_products was called with more than it takes");
   }
   const CurrentDevice current(device.index);
+  if (held::start(p, device)) return;
   p.int8 ? few::start_with<few::Bytes>(p, device) : few::start_with<few::Plain>(p, device);
 }
 

@@ -22,6 +22,7 @@
 
 #include "kernels/cuda/gated_rms_norm_vectors.cuh"
 #include "kernels/cuda/gates.cuh"
+#include "kernels/cuda/hopper/schedule.h"
 #include "kernels/cuda/short_conv_vectors.cuh"
 #include "kernels/cuda/step_block.h"
 #include "kernels/cuda/thread_block.cuh"
@@ -32,11 +33,23 @@
 namespace gka::kernels::cuda {
 namespace {
 
-/// A block takes a head, and a multiprocessor has kResident of them at once.
+/// A block takes a head, and a multiprocessor has kResident of them at once. `meet` is a barrier of those who have H.
 struct Few {
   static constexpr int kBlock = 256, kBlockWarps = kBlock / kLanes, kResident = 2;
   static constexpr bool kNeighbours = false;  // the rows of a lane
   using Omega = double;                       // behind the table's end
+  __device__ static void meet() { sync(); }
+};
+/// On trial, where a multiprocessor has one head at most and nothing hides what it waits for: kBlock threads have H and
+/// iterate, as many others bring the token and have U in registers, write it while those iterate, and read it at once
+/// when z is there. Whatever can be asked for before the kernels ahead have ended is.
+struct Lone {
+  static constexpr int kBlock = 128, kBlockWarps = kBlock / kLanes, kThreads = 2 * kBlock;
+  static constexpr bool kNeighbours = false;
+  using Omega = double;
+  __device__ static void meet() { sync_some<kBlock>(1); }
+
+  static bool suits(std::int64_t heads, int multiprocessors) { return heads <= multiprocessors; }
 };
 /// On trial. With fewer threads an iteration is quicker, for they read x from shared memory less often, and three
 /// blocks fit; of H only the upper half is read.
@@ -44,6 +57,7 @@ struct Crowd {
   static constexpr int kBlock = 128, kBlockWarps = kBlock / kLanes, kResident = 3;
   static constexpr bool kNeighbours = true;
   using Omega = float;  // a division of doubles takes registers that H needs
+  __device__ static void meet() { sync(); }
   /// Cycles between the starts of the blocks of a multiprocessor, about 4 µs: what one needs to bring its state. From
   /// then on one's loads run under another's iterations; begun together they would all load, then all iterate.
   static constexpr int kApart = 7000;
@@ -55,37 +69,100 @@ struct Crowd {
 };
 
 inline constexpr int kTable = 64;
+/// The most steps of a schedule for spectra that reach less far than 1.
+inline constexpr int kMostFewer = hopper::kShortest + 2 * (hopper::kReaches - 1);
 
-/// s_i and m_i of the iterations, the same for all tokens; behind the table's end the recurrence goes on from omega.
-struct Table {
+/// s_i and m_i of the iterations on [ridge, top + ridge].
+template <int kSteps>
+struct StepWeights {
   float start = 0;
-  float s[kTable + 1] = {}, m[kTable + 1] = {};
-  double sum = 0, ratio = 0, omega = 0;
+  float s[kSteps + 1] = {}, m[kSteps + 1] = {};
+
+  /// The last weight m + 1.
+  double fill(double ridge, double top) {
+    Schedule schedule(Solver::chebyshev, top + ridge, ridge);
+    start = static_cast<float>(schedule.start().s);
+    double omega = 0;
+    for (int i = 1; i <= kSteps; ++i) {
+      const Coefficients c = schedule.step(i);
+      s[i] = static_cast<float>(c.s);
+      m[i] = static_cast<float>(c.m);
+      omega = 1 + c.m;
+    }
+    return omega;
+  }
 };
 
-Table table_of(double ridge) {
-  Table table{.sum = 1 + 2 * ridge, .ratio = 1 / (1 + 2 * ridge)};
-  Schedule schedule(Solver::chebyshev, 1 + ridge, ridge);
-  table.start = static_cast<float>(schedule.start().s);
-  for (int i = 1; i <= kTable; ++i) {
-    const Coefficients c = schedule.step(i);
-    table.s[i] = static_cast<float>(c.s);
-    table.m[i] = static_cast<float>(c.m);
-    table.omega = 1 + c.m;
+/// The same for all tokens; behind the table's end the recurrence goes on from omega.
+///
+/// Early: a budget of hopper::kBudget iterations and more is spent no further than what is proven to be enough, as
+/// sequences on Hopper are: `enough` steps, or fewer of those for spectra that reach less far, which are for heads with
+/// tr H/‖H‖_F ≥ spread[i]. Steps are taken in float32, and what a step leaves of a direction is in proportion to what x
+/// has of it, so heads of few keys need no more than others.
+struct Table {
+  StepWeights<kTable> all;
+  double sum = 0, ratio = 0, omega = 0;
+
+  int enough = 0;  // 0: all iterations are taken
+  int reaches = 0;
+  float spread[hopper::kReaches] = {};
+  StepWeights<kMostFewer> fewer[hopper::kReaches];
+};
+
+/// For rounding, where traces and norms are found.
+inline constexpr double kSpreadMargin = 1.005;
+
+Table table_of(const Options& options, std::int64_t dim, bool early) {
+  const double ridge = options.ridge;
+  Table table;
+  table.sum = 1 + 2 * ridge;
+  table.ratio = 1 / table.sum;
+  table.omega = table.all.fill(ridge, 1);
+  if (!early || !options.refine) return table;
+  table.enough = hopper::enough_steps(hopper::rate_of(ridge, 1));
+  for (int i = 0; i < hopper::kReaches; ++i) {
+    const int steps = hopper::kShortest + 2 * i;
+    const double reach = hopper::reach_of(ridge, steps);
+    if (steps >= table.enough || reach >= 1) break;
+    table.fewer[i].fill(ridge, reach);
+    table.spread[i] = static_cast<float>(kSpreadMargin * hopper::spread_for(reach, static_cast<double>(dim)));
+    table.reaches = i + 1;
   }
   return table;
 }
 
-/// The sum over the block, the same bits for every thread. `parts` has room for a number per warp and is free again
-/// after the next barrier.
-template <typename T, int kBlockWarps>
-__device__ __forceinline__ T sum_block(T value, T (&parts)[kBlockWarps]) {
+/// What a head takes of a table.
+struct Steps {
+  float start;
+  const float *s, *m;
+  int count;
+
+  __device__ Steps(const Table& table, std::int64_t iterations, float spread)
+      : start(table.all.start), s(table.all.s), m(table.all.m), count(static_cast<int>(iterations)) {
+    if (table.enough == 0 || iterations < hopper::kBudget) return;
+    count = count < table.enough ? count : table.enough;
+    for (int i = 0; i < table.reaches; ++i) {
+      const int fewer = hopper::kShortest + 2 * i;
+      if (fewer >= count || !(spread >= table.spread[i])) continue;
+      start = table.fewer[i].start;
+      s = table.fewer[i].s;
+      m = table.fewer[i].m;
+      count = fewer;
+      return;
+    }
+  }
+};
+
+/// The sum over those who have H, the same bits for every thread. `parts` has room for a number per warp and is free
+/// again after the next barrier.
+template <typename Shape, typename T>
+__device__ __forceinline__ T sum_block(T value, T (&parts)[Shape::kBlockWarps]) {
   value = sum_lanes(value);
   if (lane() == 0) parts[warp()] = value;
-  sync();
+  Shape::meet();
   T total = 0;
 #pragma unroll
-  for (int w = 0; w < kBlockWarps; ++w) total += parts[w];
+  for (int w = 0; w < Shape::kBlockWarps; ++w) total += parts[w];
   return total;
 }
 
@@ -175,7 +252,8 @@ struct Tile {
     }
   }
 
-  /// H ← γH + kkᵀ with √β in k, here and in memory. A γ of 0 selects: what it forgets may be NaN.
+  /// H ← γH + kkᵀ with √β in k; with a place for it, in memory too. A γ of 0 selects: what it forgets may be NaN.
+  template <bool kStores = true>
   __device__ __forceinline__ void update(float gamma, const float* k, float* to) {
 #pragma unroll
     for (int a = 0; a < kRows; ++a) {
@@ -189,7 +267,19 @@ struct Tile {
           h[a][b][c] = (gamma == 0 ? 0.0f : gamma * h[a][b][c]) + ka * kb.x[c];
           v.x[c] = h[a][b][c];
         }
-        store(to + row(a) * kDim + column(b), v);
+        if constexpr (kStores) cuda::store(to + row(a) * kDim + column(b), v);
+      }
+    }
+  }
+  __device__ __forceinline__ void store(float* to) const {
+#pragma unroll
+    for (int a = 0; a < kRows; ++a) {
+#pragma unroll
+      for (int b = 0; b < kVectors; ++b) {
+        Vec<float> v;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) v.x[c] = h[a][b][c];
+        cuda::store(to + row(a) * kDim + column(b), v);
       }
     }
   }
@@ -244,7 +334,8 @@ struct Shared {
   float x[2][kDim];
   float z[kDim];
   float o[Shape::kBlock * 4];  // a vector per thread
-  float parts[Shape::kBlockWarps];
+  float sigma;                 // for those who have U alone
+  float parts[Shape::kBlockWarps], traces[Shape::kBlockWarps];
   double wide_parts[Shape::kBlockWarps];
 };
 
@@ -255,7 +346,8 @@ struct ValueTile {
   static constexpr int kCount = kDim * kAcross / Shape::kBlock;
   static constexpr int kRowsAtOnce = Shape::kBlock / kAcross;
 
-  __device__ static int row(int i) { return thread() / kAcross + i * kRowsAtOnce; }
+  __device__ static int own() { return std::is_same_v<Shape, Lone> ? thread() % Shape::kBlock : thread(); }
+  __device__ static int row(int i) { return own() / kAcross + i * kRowsAtOnce; }
   __device__ static int column() { return thread() % kAcross * 4; }
   __device__ static int at(int i) { return row(i) * kValues + column(); }
 
@@ -275,12 +367,26 @@ struct ValueTile {
   }
 };
 
-/// ‖H‖_F. Squares in float32 serve unless they leave its range.
+/// ‖H‖_F and its inverse, and tr H of the parts that threads have of it. Squares in float32 serve unless they leave its
+/// range.
+struct Norms {
+  double norm, inverse;
+  float trace;
+};
 template <typename Shape, int kDim, typename Room>
-__device__ __forceinline__ double norm_of(const Tile<Shape, kDim>& tile, Room& room) {
-  const float squares = sum_block(tile.template squares<float>(), room.parts);
-  if (squares > 1e-30f && squares < 1e30f) return sqrt(static_cast<double>(squares));
-  return sqrt(sum_block(tile.template squares<double>(), room.wide_parts));
+__device__ __forceinline__ Norms norms_of(const Tile<Shape, kDim>& tile, Room& room, float trace) {
+  trace = sum_lanes(trace);
+  if (lane() == 0) room.traces[warp()] = trace;
+  const float squares = sum_block<Shape>(tile.template squares<float>(), room.parts);
+  trace = 0;
+#pragma unroll
+  for (const float part : room.traces) trace += part;
+  if (squares > 1e-30f && squares < 1e30f) {
+    const float norm = sqrt(squares);
+    return {norm, 1.0f / norm, trace};
+  }
+  const double norm = sqrt(sum_block<Shape>(tile.template squares<double>(), room.wide_parts));
+  return {norm, 1 / norm, trace};
 }
 
 struct OpenGates {
@@ -301,6 +407,7 @@ struct Alone {
   using Call = Step;
 
   __device__ static const Step& step(const Call& call) { return call; }
+  static DType dtype(const Call& call) { return call.q.dtype; }
 
   __device__ static float read_gate(const View& view, std::int64_t b, std::int64_t head, float otherwise) {
     return view.data != nullptr ? read<float>(view, offset(view, b, 0, head)) : otherwise;
@@ -309,13 +416,12 @@ struct Alone {
     return {read_gate(s.log_decay, b, head, 0), read_gate(s.beta, b, head, 1), read_gate(s.alpha, b, head, 1)};
   }
 
-  /// By threads of their own for v where there are as many.
+  /// By Shape::kBlock threads, of which this one is number t; by threads of their own for v where there are as many.
   template <typename Shape, int kDim, int kValues>
   __device__ static void token(const Call& s, std::int64_t b, std::int64_t, std::int64_t head, const Weight& weight,
-                               Shared<Shape, kDim, kValues>& room) {
+                               Shared<Shape, kDim, kValues>& room, int t) {
     static_assert(Shape::kBlock >= kDim && Shape::kBlock >= kValues);
     constexpr bool kOwn = Shape::kBlock >= kDim + kValues;
-    const int t = thread();
     if (t < kDim) {
       room.q[t] = read<float>(s.q, offset(s.q, b, 0, head) + t);
       room.k[t] = weight(read<float>(s.k, offset(s.k, b, 0, head) + t));
@@ -325,10 +431,19 @@ struct Alone {
     if (!kOwn && t < kValues) room.v[t] = weight(read<float>(s.v, offset(s.v, b, 0, head) + t));
   }
 
+  /// What the answer needs beside o, and what can be asked for before there is a token.
+  struct Norm {
+    template <int kValues>
+    __device__ static Norm of(const Call&, std::int64_t, std::int64_t) {
+      return {};
+    }
+  };
+  __device__ static void ask(const Call&, std::int64_t, std::int64_t, int) {}
+
   /// From sums of `kParts` rows in room.o.
   template <int kParts, typename Shape, int kDim, int kValues>
   __device__ static void answer(const Call& s, std::int64_t b, std::int64_t head,
-                                const Shared<Shape, kDim, kValues>& room, float scale) {
+                                const Shared<Shape, kDim, kValues>& room, float scale, const Norm&) {
     const int t = thread();
     if (t >= kValues) return;
     float o = 0;
@@ -353,6 +468,7 @@ struct InBlock {
   using Call = StepBlock;
 
   __device__ static const Step& step(const Call& call) { return call.step; }
+  static DType dtype(const Call&) { return kType; }
 
   __device__ static OpenGates gates(const Call& p, std::int64_t b, std::int64_t head) {
     const auto open = [&](int kind, float otherwise) {
@@ -364,8 +480,8 @@ struct InBlock {
   /// A warp each for q, k and v.
   template <typename Shape, int kDim, int kValues>
   __device__ static void token(const Call& p, std::int64_t b, std::int64_t slot, std::int64_t head,
-                               const Weight& weight, Shared<Shape, kDim, kValues>& room) {
-    const int which = warp();
+                               const Weight& weight, Shared<Shape, kDim, kValues>& room, int t) {
+    const int which = t / kLanes;
     if (which > 2) return;
     const ShortConvStep& conv = p.convs[which];
     const int dim = which < 2 ? kDim : kValues, first = lane() * vectors::kOwn;
@@ -384,15 +500,51 @@ struct InBlock {
     for (int i = 0; i < vectors::kOwn; ++i) to[first + i] = which == 0 ? y.x[i] : weight(y.x[i]);
   }
 
+  static constexpr int kOwn = 4;  // channels of a lane, of o
+
+  struct Norm {
+    Numbers<kOwn> gate{}, weight{{1, 1, 1, 1}};
+
+    template <int kValues>
+    __device__ static Norm of(const Call& p, std::int64_t b, std::int64_t head) {
+      Norm norm;
+      const int first = lane() * kOwn;
+      if (warp() > 0 || first >= kValues) return norm;
+      if (given(p.norm.gate)) {
+        norm.gate = read_vector<kType, kOwn>(p.norm.gate.data, offset(p.norm.gate, b, 0, head) + first);
+      }
+      if (given(p.norm.weight)) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) norm.weight.x[i] = read<float>(p.norm.weight, first + i);
+      }
+      return norm;
+    }
+  };
+
+  /// Taps, and the inputs that a slot keeps: a line of each a thread.
+  __device__ static void ask(const Call& p, std::int64_t slot, std::int64_t head, int t) {
+    const int which = t / kLanes;
+    if (which > 2) return;
+    const ShortConvStep& conv = p.convs[which];
+    const std::int64_t dim = which < 2 ? p.step.key_dim : p.step.value_dim, first = head * dim;
+    if (conv.conv.channels != p.step.heads * dim) return;
+    const auto ask_from = [&](const View& view, std::int64_t at, std::int64_t count) {
+      const std::int64_t line = lane() * kLineBytes, bytes = bytes_of(view.dtype);
+      if (line < count * bytes) ask_for(static_cast<const char*>(view.data) + at * bytes + line);
+    };
+    ask_from(conv.conv.weight, first * conv.conv.width, dim * conv.conv.width);
+    ask_from(conv.state, (slot * conv.conv.channels + first) * (conv.conv.width - 1), dim * (conv.conv.width - 1));
+  }
+
   /// By one warp: four channels a lane.
   template <int kParts, typename Shape, int kDim, int kValues>
   __device__ static void answer(const Call& p, std::int64_t b, std::int64_t head,
-                                const Shared<Shape, kDim, kValues>& room, float scale) {
+                                const Shared<Shape, kDim, kValues>& room, float scale, const Norm& norm) {
     if (warp() > 0) return;
-    constexpr int kOwn = 4, kRowLanes = kValues / kOwn;
+    constexpr int kRowLanes = kValues / kOwn;
     const int first = lane() * kOwn;
     const bool mine = first < kValues;
-    Numbers<kOwn> o{}, gate{};
+    Numbers<kOwn> o{};
     if (mine) {
       for (int part = 0; part < kParts; ++part) {
         const Vec<float> sums = load(room.o + part * kValues + first);
@@ -402,22 +554,85 @@ struct InBlock {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) o.x[i] *= scale;
       o = rounded<kType>(o);
-      if (given(p.norm.gate)) {
-        gate = read_vector<kType, kOwn>(p.norm.gate.data, offset(p.norm.gate, b, 0, head) + first);
-      }
     }
     const float root = vectors::root_of<kType>(p.norm, o, kRowLanes);
     if (!mine) return;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
+      const float gate = norm.gate.x[i];
       const float opened =
-          !given(p.norm.gate) ? 1.0f : activated(p.norm.activation, gate.x[i], sigmoid_as<kType>(gate.x[i])).value;
-      const float weight = given(p.norm.weight) ? read<float>(p.norm.weight, first + i) : 1.0f;
-      o.x[i] *= root * weight * opened;
+          !given(p.norm.gate) ? 1.0f : activated(p.norm.activation, gate, sigmoid_as<kType>(gate)).value;
+      o.x[i] *= root * norm.weight.x[i] * opened;
     }
     write_vector<kType, kOwn>(p.y.data, offset(p.y, b, 0, head) + first, o);
   }
 };
+
+/// What a head's system was scaled by.
+struct Scale {
+  double norm;  // ‖H‖_F
+  float sigma;  // its inverse; 1 where nothing is solved
+};
+
+/// Leaves z = q + α(x − q), scaled, in room.z. By all who have H: `met` is called when they all do, and the next
+/// barrier is the caller's.
+template <typename Shape, int kDim, typename Room, typename Met>
+__device__ __forceinline__ Scale solve(const Step& s, const Table& table, const Tile<Shape, kDim>& tile, Room& room,
+                                       std::int64_t b, float alpha, float trace, Met&& met) {
+  using HTile = Tile<Shape, kDim>;
+  const auto [f, inverse, sum] = norms_of(tile, room, trace);
+  met();
+  const bool solved = inverse > 0 && inverse <= static_cast<double>(std::numeric_limits<float>::max());
+  const float sigma = solved ? static_cast<float>(inverse) : 1.0f, ridge = static_cast<float>(s.options.ridge);
+
+  const Steps steps(table, s.iterations != nullptr ? s.iterations[b] : s.options.iterations,
+                    sum * static_cast<float>(inverse));
+  const int row = HTile::own_row(), iterations = solved ? steps.count : 0;
+  const float q = room.q[row];
+  float now = steps.start * q, before = 0;
+  if (HTile::speaks()) room.x[0][row] = now;
+  Shape::meet();
+  using Omega = typename Shape::Omega;
+  auto omega = static_cast<Omega>(table.omega);
+  for (int i = 1; i <= iterations; ++i) {
+    float step = 0, momentum = 0;
+    if (i <= kTable) {
+      step = steps.s[i];
+      momentum = steps.m[i];
+    } else {
+      omega = 4 / (4 - static_cast<Omega>(table.ratio) * static_cast<Omega>(table.ratio) * omega);
+      step = static_cast<float>(2 * omega / static_cast<Omega>(table.sum));
+      momentum = static_cast<float>(omega - 1);
+    }
+    const float hx = tile.product(room.x[(i - 1) & 1]);
+    const float next = now + momentum * (now - before) - step * (sigma * hx + ridge * now - q);
+    before = now;
+    now = next;
+    if (HTile::speaks()) room.x[i & 1][row] = now;
+    Shape::meet();
+  }
+
+  if (HTile::speaks()) {
+    const float from_x = solved ? alpha : 0.0f;
+    const float from_q = (1 - alpha) * (solved ? static_cast<float>(f) : 1.0f);
+    room.z[row] = (from_x != 0 ? from_x * now : 0.0f) + (from_q != 0 ? from_q * q : 0.0f);
+  }
+  if (s.certainty != nullptr) {
+    const bool counts = HTile::speaks();
+    const float dots = sum_block<Shape>(counts && solved ? q * now : 0.0f, room.parts);
+    Shape::meet();  // `parts` is read before it is written again
+    const float squares = sum_block<Shape>(counts ? q * q : 0.0f, room.parts);
+    if (thread() == 0) {
+      s.certainty[block()] = f != f ? f : certainty_of(solved ? sigma : 0, static_cast<double>(ridge * dots), squares);
+    }
+  }
+  return {f, sigma};
+}
+
+/// Of o. A memory that is not finite answers as it is.
+__device__ __forceinline__ float scale_of(const Step& s, const Scale& scale) {
+  return static_cast<float>(scale.norm != scale.norm ? scale.norm : s.options.scale);
+}
 
 /// U ← γU + βkvᵀ and parts of Uᵀz in one pass over U, of which `staged` has this thread's part; with σU and x̃, not U
 /// and σx̃: see recall.cuh.
@@ -506,80 +721,132 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kResident)
   }
 
   const OpenGates gates = Ends::gates(call, b, head);
-  const float alpha = gates.alpha, gamma = exp(gates.log_decay);
-  Ends::token(call, b, slot, head, Weight(gates.beta), room);
+  const float gamma = exp(gates.log_decay);
   const int t = thread();
+  Ends::token(call, b, slot, head, Weight(gates.beta), room, t);
+  float trace = table.reaches > 0 && t < kDim ? h[t * (kDim + 1)] : 0.0f;
   if constexpr (Place::kHalf) wait_for_groups_but<1>();
   sync();
 
   if constexpr (Place::kHalf) tile.load_half(Place::half());
-  tile.update(s.options.decay_keys ? gamma : 1.0f, room.k, h);
-  const double f = norm_of(tile, room);
-  Values::template copy<Place::kAtFirst, Values::kCount>(u, staged);  // all have met in norm_of and have their H
-  const double inverse = 1 / f;
-  const bool solved = inverse > 0 && inverse <= static_cast<double>(std::numeric_limits<float>::max());
-  const float sigma = solved ? static_cast<float>(inverse) : 1.0f, ridge = static_cast<float>(s.options.ridge);
-
-  const int row = HTile::own_row();
-  const float q = room.q[row];
-  float now = table.start * q, before = 0;
-  if (HTile::speaks()) room.x[0][row] = now;
+  const float fades = s.options.decay_keys ? gamma : 1.0f;
+  tile.update(fades, room.k, h);
+  if (t < kDim) trace = (fades == 0 ? 0.0f : fades * trace) + room.k[t] * room.k[t];
+  // All have met in norm_of and have their H.
+  const auto met = [&] { Values::template copy<Place::kAtFirst, Values::kCount>(u, staged); };
+  const Scale scale = solve(s, table, tile, room, b, gates.alpha, trace, met);
+  const auto norm = Ends::Norm::template of<kValues>(call, b, head);  // in registers that H leaves
   sync();
-  const int iterations =
-      !solved ? 0 : static_cast<int>(s.iterations != nullptr ? s.iterations[b] : s.options.iterations);
-  using Omega = typename Shape::Omega;
-  auto omega = static_cast<Omega>(table.omega);
-  for (int i = 1; i <= iterations; ++i) {
-    float step = 0, momentum = 0;
-    if (i <= kTable) {
-      step = table.s[i];
-      momentum = table.m[i];
-    } else {
-      omega = 4 / (4 - static_cast<Omega>(table.ratio) * static_cast<Omega>(table.ratio) * omega);
-      step = static_cast<float>(2 * omega / static_cast<Omega>(table.sum));
-      momentum = static_cast<float>(omega - 1);
+  write_and_read_values(room, staged, u, gamma, scale.sigma);
+  Ends::template answer<Values::kRowsAtOnce>(call, b, head, room, scale_of(s, scale), norm);
+}
+
+/// U of a head of its own in registers.
+template <int kDim, int kValues>
+struct ValuesOfOne {
+  using Own = ValueTile<Lone, kDim, kValues>;
+  static constexpr int kApart = Own::kRowsAtOnce * kValues;  // numbers between a thread's vectors
+  Vec<float> u[Own::kCount];
+
+  __device__ __forceinline__ void load_from(const float* from) {
+#pragma unroll
+    for (int i = 0; i < Own::kCount; ++i) u[i] = load(from + Own::at(0) + i * kApart);
+  }
+  __device__ __forceinline__ void update(const Shared<Lone, kDim, kValues>& room, float gamma, float* to) {
+    const Vec<float> v = load(room.v + Own::column());
+#pragma unroll
+    for (int i = 0; i < Own::kCount; ++i) {
+      const float k = room.k[Own::row(i)];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) u[i].x[c] = (gamma == 0 ? 0.0f : gamma * u[i].x[c]) + k * v.x[c];
+      store(to + Own::at(0) + i * kApart, u[i]);
     }
-    const float hx = tile.product(room.x[(i - 1) & 1]);
-    const float next = now + momentum * (now - before) - step * (sigma * hx + ridge * now - q);
-    before = now;
-    now = next;
-    if (HTile::speaks()) room.x[i & 1][row] = now;
+  }
+  /// Parts of Uᵀz.
+  __device__ __forceinline__ void answer(Shared<Lone, kDim, kValues>& room, float sigma) const {
+    Vec<float> sum{};
+#pragma unroll
+    for (int i = 0; i < Own::kCount; ++i) {
+      const float z = room.z[Own::row(i)];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) sum.x[c] += sigma * u[i].x[c] * z;
+    }
+    store(room.o + 4 * (thread() % Lone::kBlock), sum);
+  }
+};
+
+template <int kDim, int kValues, typename Ends>
+__global__ void __launch_bounds__(Lone::kThreads, 1)
+    lone_kernel(const __grid_constant__ typename Ends::Call call, const __grid_constant__ Table table) {
+  let_next_start();
+  auto& room = *reinterpret_cast<Shared<Lone, kDim, kValues>*>(shared_memory());
+  const Step& s = Ends::step(call);
+  const std::int64_t b = block() / s.heads, head = block() % s.heads;
+  const auto slot_of = [&] { return s.state_indices != nullptr ? s.state_indices[b] : b; };
+  const auto h_of = [&](std::int64_t slot) { return static_cast<float*>(s.h) + (slot * s.heads + head) * kDim * kDim; };
+  const auto u_of = [&](std::int64_t slot) {
+    return static_cast<float*>(s.u) + (slot * s.heads + head) * kDim * kValues;
+  };
+  const int t = thread();
+  {
+    constexpr int kLine = kLineBytes / 4;
+    const std::int64_t slot = slot_of();
+    Ends::ask(call, slot, head, t);
+    for (int i = t * kLine; i < kDim * kDim; i += Lone::kThreads * kLine) ask_for(h_of(slot) + i);
+    for (int i = t * kLine; i < kDim * kValues; i += Lone::kThreads * kLine) ask_for(u_of(slot) + i);
+  }
+
+  wait_for_earlier();
+  const std::int64_t slot = slot_of();
+  float *const h = h_of(slot), *const u = u_of(slot);
+  if (t < Lone::kBlock) {
+    Tile<Lone, kDim> tile;
+    tile.load(h);
+    float trace = table.reaches > 0 && t < kDim ? h[t * (kDim + 1)] : 0.0f;
+    const auto norm = Ends::Norm::template of<kValues>(call, b, head);
+    const OpenGates gates = Ends::gates(call, b, head);
+    const float fades = s.options.decay_keys ? exp(gates.log_decay) : 1.0f;
+    sync();  // the token is there
+    tile.template update<false>(fades, room.k, h);
+    if (t < kDim) trace = (fades == 0 ? 0.0f : fades * trace) + room.k[t] * room.k[t];
+    const Scale scale = solve(s, table, tile, room, b, gates.alpha, trace, [&] { tile.store(h); });
+    if (t == 0) room.sigma = scale.sigma;
+    sync();  // z is there
+    sync();  // and Uᵀz
+    Ends::template answer<ValueTile<Lone, kDim, kValues>::kRowsAtOnce>(call, b, head, room, scale_of(s, scale), norm);
+  } else {
+    ValuesOfOne<kDim, kValues> values;
+    const OpenGates gates = Ends::gates(call, b, head);
+    Ends::token(call, b, slot, head, Weight(gates.beta), room, t - Lone::kBlock);
+    sync();
+    values.load_from(u);
+    values.update(room, exp(gates.log_decay), u);
+    sync();
+    values.answer(room, room.sigma);
     sync();
   }
-
-  if (HTile::speaks()) {
-    const float from_x = solved ? alpha : 0.0f;
-    const float from_q = (1 - alpha) * (solved ? static_cast<float>(f) : 1.0f);
-    room.z[row] = (from_x != 0 ? from_x * now : 0.0f) + (from_q != 0 ? from_q * q : 0.0f);
-  }
-  if (s.certainty != nullptr) {
-    const bool counts = HTile::speaks();
-    const float dots = sum_block(counts && solved ? q * now : 0.0f, room.parts);
-    sync();  // `parts` is read before it is written again
-    const float squares = sum_block(counts ? q * q : 0.0f, room.parts);
-    if (t == 0) {
-      s.certainty[block()] = f != f ? f : certainty_of(solved ? sigma : 0, static_cast<double>(ridge * dots), squares);
-    }
-  }
-  sync();
-  write_and_read_values(room, staged, u, gamma, sigma);
-  const float scale = static_cast<float>(f != f ? f : s.options.scale);
-  Ends::template answer<Values::kRowsAtOnce>(call, b, head, room, scale);
 }
 
 template <typename Shape, int kDim, int kValues, typename Ends>
-void run_as(const Step& s, const typename Ends::Call& call, const Device& device, int multiprocessors) {
+void run_as(const Step& s, const typename Ends::Call& call, const Device& device, const Table& table,
+            int multiprocessors) {
   launch_early<Shape::kBlock>(step_kernel<Shape, kDim, kValues, Ends>, s.batch * s.heads,
-                              Layout<Shape, kDim, kValues>::kBytes, device.index, device.stream, call,
-                              table_of(s.options.ridge), multiprocessors);
+                              Layout<Shape, kDim, kValues>::kBytes, device.index, device.stream, call, table,
+                              multiprocessors);
 }
 template <int kDim, int kValues, typename Ends>
 void run_with(const Step& s, const typename Ends::Call& call, const Device& device) {
-  const int count = on_trial(Trial::crowd_step) ? multiprocessors(device.index) : 0;
-  if (count > 0 && Crowd::suits(s.batch * s.heads, count)) {
-    return run_as<Crowd, kDim, kValues, Ends>(s, call, device, count);
+  const bool crowd = on_trial(Trial::crowd_step), lone = on_trial(Trial::lone_step);
+  const bool early = Ends::dtype(call) != DType::float32 && on_trial(Trial::early_steps);
+  const Table table = table_of(s.options, kDim, early);
+  const int count = crowd || lone ? multiprocessors(device.index) : 0;
+  const std::int64_t heads = s.batch * s.heads;
+  if (lone && Lone::suits(heads, count)) {
+    return launch_early<Lone::kThreads>(lone_kernel<kDim, kValues, Ends>, heads, sizeof(Shared<Lone, kDim, kValues>),
+                                        device.index, device.stream, call, table);
   }
-  run_as<Few, kDim, kValues, Ends>(s, call, device, count);
+  if (crowd && Crowd::suits(heads, count)) return run_as<Crowd, kDim, kValues, Ends>(s, call, device, table, count);
+  run_as<Few, kDim, kValues, Ends>(s, call, device, table, count);
 }
 template <int kDim, int kValues>
 void run(const Step& s, const Device& device) {

@@ -36,11 +36,6 @@ __device__ inline char* tile_memory() {
   extern __shared__ __align__(1024) char tile_bytes[];
   return tile_bytes;
 }
-/// A barrier of kCount threads of the block, of which there are some by number.
-template <int kCount>
-__device__ __forceinline__ void sync_some(int which) {
-  asm volatile("bar.sync %0, %1;" ::"r"(which), "n"(kCount) : "memory");
-}
 /// log₂ |x| nearly, −∞ for 0.
 __device__ __forceinline__ float logarithm(float x) {
   float y;
@@ -233,7 +228,8 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, std::uint3
   barrier_expect(barrier, bytes);
   bulk_copy(to, from, bytes, barrier);
 }
-/// One thread: that so many bytes (a multiple of 16, as their place) will be asked for soon; for the second-level cache.
+/// One thread: that so many bytes (a multiple of 16, as their place) will be asked for soon; for the second-level
+/// cache.
 __device__ __forceinline__ void bulk_prefetch(const void* from, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 }
