@@ -16,9 +16,23 @@
 namespace gka::kernels::test {
 namespace {
 
-/// By each of the kernels: the parameter is what is on trial.
-class SmallProducts : public testing::TestWithParam<const char*> {
-  Forced trial_{"GKA_TRIAL", GetParam()};
+using Multiply = void (*)(const cuda_with_threads::SmallProducts&);
+
+/// Weights that wait in registers where they fit, as they do in the cases here; int8 as below.
+void as_chosen(const cuda_with_threads::SmallProducts& p) { cuda_with_threads::small_products(p, {}); }
+/// Weights through rings of shared memory, whatever fits.
+void through_rings(const cuda_with_threads::SmallProducts& p) {
+  using namespace cuda_with_threads::few;
+  p.int8 ? start_with<Bytes>(p, {}) : start_with<Plain>(p, {});
+}
+
+/// By each of the kernels.
+class SmallProducts : public testing::TestWithParam<Multiply> {
+ public:
+  static inline Multiply multiply = nullptr;
+
+ protected:
+  void SetUp() override { multiply = GetParam(); }
 };
 
 std::vector<float> draw(std::size_t count, unsigned seed) {
@@ -63,7 +77,7 @@ struct SmallCase {
       y[i].assign(static_cast<std::size_t>(rows) * outputs, 0x7fc0);
       call.of[i] = {.weight = weights[i].data(), .y = y[i].data(), .outputs = static_cast<std::int64_t>(outputs)};
     }
-    cuda_with_threads::small_products(call, {});
+    SmallProducts::multiply(call);
   }
   double exact(int which, int row, int output) const {
     double sum = 0;
@@ -133,7 +147,7 @@ void expect_norm_and_stream() {
                                           .count = gated ? 2 : 1,
                                           .gated = gated};
     for (int i = 0; i < call.count; ++i) call.of[i] = {.weight = weights[i].data(), .y = y.data(), .outputs = kOutputs};
-    cuda_with_threads::small_products(call, {});
+    SmallProducts::multiply(call);
     for (int row = 0; row < kRows; ++row) {
       for (int o = 0; o < kOutputs; ++o) {
         const int at = row * kOutputs + o;
@@ -154,7 +168,7 @@ TEST_P(SmallProducts, TakeTheNormOfTheirInputAndTheStreamTheyAreAddedToAlong) {
   expect_norm_and_stream<264, 70>();  // more outputs than blocks have at once
 }
 
-/// What the tests above run where that is on trial.
+/// What the tests above run where weights wait in registers.
 TEST(HeldProducts, HaveTheFormsThatTheirSizesAskFor) {
   constexpr int kBlocks = 132;
   const auto tile_of = [](std::int64_t depth, std::int64_t outputs, bool gated) {
@@ -202,7 +216,7 @@ TEST_P(SmallProducts, OfInt8WeightsAreThoseOfTheirNumbers) {
       y[i].assign(kRows * kOutputs, 0x7fc0);
       call.of[i] = {.weight = bytes[i].data(), .y = y[i].data(), .outputs = kOutputs};
     }
-    cuda_with_threads::small_products(call, {});
+    SmallProducts::multiply(call);
     for (int row = 0; row < kRows; ++row) {
       for (int o = 0; o < kOutputs; ++o) {
         const double a = exact(0, row, o), b = exact(1, row, o), want = gated ? silu(a) * b : a;
@@ -213,8 +227,8 @@ TEST_P(SmallProducts, OfInt8WeightsAreThoseOfTheirNumbers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, SmallProducts, testing::Values("", "held_products"),
-                         [](const auto& of) { return *of.param == 0 ? "AsTheyAre" : "Held"; });
+INSTANTIATE_TEST_SUITE_P(, SmallProducts, testing::Values(as_chosen, through_rings),
+                         [](const auto& of) { return of.param == as_chosen ? "AsChosen" : "ThroughRings"; });
 
 }  // namespace
 }  // namespace gka::kernels::test

@@ -30,6 +30,7 @@ CaseSpec spec_of(DType dtype, std::int64_t key_dim, std::int64_t value_dim, std:
                 .full_rank_h0 = true,
                 .seed = seed};
   spec.float32_gates = dtype != DType::float32;
+  spec.options.refine = false;  // all iterations, as the reference takes them
   return spec;
 }
 
@@ -86,18 +87,12 @@ Stepped run_step(const StepCase& c, const Case& inputs, Run&& run, Change&& chan
   return result;
 }
 
-constexpr int kFew = 256, kCrowd = 128;  // threads to a head
-constexpr int kMany = 16;                // multiprocessors: more than heads here
+constexpr int kFew = 256, kCrowd = 128, kLone = 2 * 128;  // threads to a head
+constexpr int kOne = 1, kTwo = 2, kMany = 16;  // multiprocessors: for four heads a crowd's, a few's, a lone one's
 
-void with_few_heads(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step), kFew); }
-void with_a_crowd(const Step& step) {
-  const Forced trial("GKA_TRIAL", "crowd_step");
-  ASSERT_EQ(CudaWithThreads::step(step), kCrowd);
-}
-void with_a_lone_head(const Step& step) {
-  const Forced trial("GKA_TRIAL", "lone_step");
-  ASSERT_EQ(CudaWithThreads::step(step, kMany), kFew);
-}
+void with_few_heads(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step, kTwo), kFew); }
+void with_a_crowd(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step, kOne), kCrowd); }
+void with_a_lone_head(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step, kMany), kLone); }
 
 class Steps : public OnEveryBackend {};
 
@@ -175,7 +170,7 @@ TEST_P(Steps, KeepHSymmetric) {
   }
 }
 
-TEST(StepInRegisters, ACrowdHasItsOwnKernelWhereThatIsOnTrialAndEveryMultiprocessorHasThreeHeads) {
+TEST(StepInRegisters, TakesTheKernelThatSuitsTheHeadsOfAMultiprocessor) {
   const StepCase c{.spec = spec_of(DType::float32, 64, 64, 10)};  // four heads
   const Case inputs(c.spec);
   const auto threads_on = [&](int multiprocessors) {
@@ -184,17 +179,28 @@ TEST(StepInRegisters, ACrowdHasItsOwnKernelWhereThatIsOnTrialAndEveryMultiproces
     run_step(c, inputs, run, [](Stepped&) {});
     return threads;
   };
-  EXPECT_EQ(threads_on(1), kFew);
-  const Forced trial("GKA_TRIAL", "crowd_step");
   EXPECT_EQ(threads_on(1), kCrowd);
   EXPECT_EQ(threads_on(2), kFew);
+  EXPECT_EQ(threads_on(4), kLone);
+}
+
+TEST_P(Steps, SpendABudgetOfIterationsWithinTheBoundsOfWholeSequences) {
+  for (StepCase c : step_cases()) {
+    c.spec.options.refine = true;
+    const Case inputs(c.spec);
+    const auto nothing = [](Stepped&) {};
+    const Stepped want = run_step(c, inputs, reference::step, nothing);
+    const Stepped got = run_step(c, inputs, GetParam().step, nothing);
+    expect_close(got.o, want.o, 5e-3, "o of " + inputs.describe());
+    expect_close(got.certainty, want.certainty, 3e-3, "certainty of " + inputs.describe());
+  }
 }
 
 /// A memory of `keys` unit keys, and what 22, or fewer, steps leave of a solve.
 StepCase early_case(DType dtype, std::int64_t dim) { return {.spec = spec_of(dtype, dim, 64, 12)}; }
 
 /// By how much o of a memory of so many keys is off the exact solve's.
-double early_error(DType dtype, std::int64_t dim, int keys, Options options, const char* trial) {
+double early_error(DType dtype, std::int64_t dim, int keys, Options options) {
   StepCase c = early_case(dtype, dim);
   c.spec.options = options;
   const Case inputs(c.spec);
@@ -224,8 +230,7 @@ double early_error(DType dtype, std::int64_t dim, int keys, Options options, con
   StepCase exact = c;
   exact.spec.options.iterations = 400;
   const Stepped want = run_step(exact, inputs, reference::step, write);
-  const Forced forced("GKA_TRIAL", trial);
-  const Stepped got = run_step(c, inputs, [](const Step& step) { CudaWithThreads::step(step); }, write);
+  const Stepped got = run_step(c, inputs, [](const Step& step) { CudaWithThreads::step(step, kTwo); }, write);
   double error = 0, size = 0;
   for (std::int64_t j = 0; j < 64; ++j) {
     const double apart = got.o.at(0, 0, 0, j) - want.o.at(0, 0, 0, j);
@@ -241,7 +246,7 @@ TEST(StepInRegisters, EarlyStepsAreEnoughForWhateverIsRemembered) {
     for (const int keys : {0, 3, 20, 3000}) {
       for (const double ridge : {0.01, 0.05}) {
         const Options options{.ridge = ridge, .iterations = 60};
-        EXPECT_LT(early_error(DType::bfloat16, dim, keys, options, "early_steps"), 5e-3) << dim << " " << keys;
+        EXPECT_LT(early_error(DType::bfloat16, dim, keys, options), 5e-3) << dim << " " << keys;
       }
     }
   }
@@ -250,11 +255,12 @@ TEST(StepInRegisters, EarlyStepsAreEnoughForWhateverIsRemembered) {
 /// All iterations: of float32, where they are asked for, and where there are few.
 TEST(StepInRegisters, EarlyStepsAreTakenOnlyOfABudgetThatMayBeLeft) {
   const auto same = [](DType dtype, const Options& options) {
-    return early_error(dtype, 64, 3000, options, "early_steps") == early_error(dtype, 64, 3000, options, "");
+    Options all = options;
+    all.refine = false;
+    return early_error(dtype, 64, 3000, options) == early_error(dtype, 64, 3000, all);
   };
   EXPECT_FALSE(same(DType::bfloat16, {.iterations = 30}));
   EXPECT_TRUE(same(DType::float32, {.iterations = 30}));
-  EXPECT_TRUE(same(DType::bfloat16, {.iterations = 30, .refine = false}));
   EXPECT_TRUE(same(DType::bfloat16, {.iterations = 19}));
 }
 
@@ -414,8 +420,7 @@ TEST(StepOfABlock, IsConvolutionsGatesMemoryAndNormOneAfterTheOther) {
       const Forced trial("GKA_TRIAL", "crowd_step");
       expect_as_parts(c, kCrowd);
     }
-    const Forced trial("GKA_TRIAL", "lone_step");
-    expect_as_parts(c, kFew, kMany);
+    expect_as_parts(c, kLone, kMany);
   }
 }
 
@@ -431,8 +436,7 @@ TEST(StepOfABlock, TakesHeadsThatShareAKey) {
       const Forced trial("GKA_TRIAL", "crowd_step");
       expect_as_parts(c, kCrowd);
     }
-    const Forced trial("GKA_TRIAL", "lone_step");
-    expect_as_parts(c, kFew, kMany);
+    expect_as_parts(c, kLone, kMany);
   }
 }
 

@@ -1,4 +1,4 @@
-// Products of few rows, on trial, for weights that fit the registers of all blocks: a block's threads ask for all of
+// Products of few rows, for weights that fit the registers of all blocks: a block's threads ask for all of
 // its weights before they wait for the kernels ahead, and find them where tensor cores take them. What is left when x
 // comes is to read it, 16 bytes of each row a lane, to multiply, and to add up what the warps have of their slices of
 // the depth: one barrier, two with a norm. Nothing is copied to shared memory and read again.
@@ -12,7 +12,6 @@
 
 #include "kernels/cuda/memory/mma.cuh"
 #include "kernels/cuda/small_products.h"
-#include "kernels/cuda/trial.h"
 #include "kernels/cuda/vectors.cuh"
 
 namespace gka::kernels::cuda::held {
@@ -252,7 +251,6 @@ inline const Form* find_form(const SmallProducts& p, std::int64_t blocks) {
 }
 
 inline bool start(const SmallProducts& p, const Device& device) {
-  if (!on_trial(Trial::held_products)) return false;
   const std::int64_t blocks = multiprocessors(device.index);
   const Form* form = find_form(p, blocks);
   if (form == nullptr) return false;

@@ -9,8 +9,8 @@
 // others. One barrier per iteration. U comes in by asynchronous copies meanwhile, each thread's own part, so nobody
 // waits for others; two blocks fit on a multiprocessor, and one's loads run under the other's iterations.
 //
-// A crowd of heads has a shape of its own, on trial: half as many threads with twice as many rows each, three blocks to
-// a multiprocessor that begin one after the other, and only the upper half of H read.
+// A crowd of heads has a shape of its own (in a GKA block on trial): half as many threads with twice as many rows each,
+// three blocks to a multiprocessor that begin one after the other, and only the upper half of H read.
 //
 // What a token brings and what becomes of the answer stands apart (Alone, InBlock): numbers from memory, or all that a
 // GKA block does between its projections, by the same device functions as the kernels of its parts.
@@ -40,7 +40,7 @@ struct Few {
   using Omega = double;                       // behind the table's end
   __device__ static void meet() { sync(); }
 };
-/// On trial, where a multiprocessor has one head at most and nothing hides what it waits for: kBlock threads have H and
+/// Where a multiprocessor has one head at most and nothing hides what it waits for: kBlock threads have H and
 /// iterate, as many others bring the token and have U in registers, write it while those iterate, and read it at once
 /// when z is there. Whatever can be asked for before the kernels ahead have ended is.
 struct Lone {
@@ -51,8 +51,8 @@ struct Lone {
 
   static bool suits(std::int64_t heads, int multiprocessors) { return heads <= multiprocessors; }
 };
-/// On trial. With fewer threads an iteration is quicker, for they read x from shared memory less often, and three
-/// blocks fit; of H only the upper half is read.
+/// In a GKA block on trial. With fewer threads an iteration is quicker, for they read x from shared memory less often,
+/// and three blocks fit; of H only the upper half is read.
 struct Crowd {
   static constexpr int kBlock = 128, kBlockWarps = kBlock / kLanes, kResident = 3;
   static constexpr bool kNeighbours = true;
@@ -836,12 +836,12 @@ void run_as(const Step& s, const typename Ends::Call& call, const Device& device
 }
 template <int kDim, int kValues, typename Ends>
 void run_with(const Step& s, const typename Ends::Call& call, const Device& device) {
-  const bool crowd = on_trial(Trial::crowd_step), lone = on_trial(Trial::lone_step);
-  const bool early = Ends::dtype(call) != DType::float32 && on_trial(Trial::early_steps);
-  const Table table = table_of(s.options, kDim, early);
-  const int count = crowd || lone ? multiprocessors(device.index) : 0;
+  // A crowd's blocks have few threads for a block's convolutions and norm: there it does not pay as it is.
+  const bool crowd = std::is_same_v<Ends, Alone> || on_trial(Trial::crowd_step);
+  const Table table = table_of(s.options, kDim, Ends::dtype(call) != DType::float32);
+  const int count = multiprocessors(device.index);
   const std::int64_t heads = s.batch * s.heads;
-  if (lone && Lone::suits(heads, count)) {
+  if (Lone::suits(heads, count)) {
     return launch_early<Lone::kThreads>(lone_kernel<kDim, kValues, Ends>, heads, sizeof(Shared<Lone, kDim, kValues>),
                                         device.index, device.stream, call, table);
   }

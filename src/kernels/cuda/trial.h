@@ -13,17 +13,11 @@
 namespace gka::kernels::cuda {
 
 enum class Trial : std::uint8_t {
-  crowd_step,     // step_registers.cu: one token for three heads and more to a multiprocessor
-  early_steps,    // step_registers.cu: no more iterations than are proven to be enough
-  held_products,  // held_products.cuh: weights of products of few rows wait in registers
-  lone_step,      // step_registers.cu: one token for up to a head to a multiprocessor
+  crowd_step,  // step_registers.cu: a GKA block's token for three heads and more to a multiprocessor
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"crowd_step", Trial::crowd_step},
-    {"early_steps", Trial::early_steps},
-    {"held_products", Trial::held_products},
-    {"lone_step", Trial::lone_step},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.
