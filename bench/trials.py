@@ -226,35 +226,11 @@ def decoded(sequences: int, key_heads: int = 8) -> Callable[[Where], Ran]:
 STEP, LOGPROBS = 5e-3, 0.05
 OUTPUTS, GRADIENTS = 5e-3, 1e-2
 
-# What serves one sequence, and many, together.
-LONE, CROWD = "early_steps,held_products,lone_step", "crowd_step,early_steps"
-
 WORKS = (
-    Work("crowd_step", "one token, B256, 32 heads", STEP, step(256, 32)),
-    Work("crowd_step", "one token, B128, 8 heads", STEP, step(128, 8)),
-    Work("crowd_step", "one token, B50, 8 heads: just enough", STEP, step(50, 8)),
-    Work("crowd_step", "one token, B256, 8 heads, V = 64", STEP, step(256, 8, values=64)),
-    Work("crowd_step", "one token, B256, 16 heads, D = V = 64", STEP, step(256, 16, 64, 64)),
-    Work("crowd_step", "one token, B8, 8 heads: as it is", STEP, step(8, 8)),
     Work("crowd_step", "a GKA block's token, 64 sequences", LOGPROBS, decoded(64)),
     Work("crowd_step", "the same, 2 key heads of 8", LOGPROBS, decoded(64, key_heads=2)),
+    Work("crowd_step", "engine, 440M, 64 sequences", None, engine("440m/gka", 64)),
     Work("crowd_step", "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
-    Work("crowd_step", "engine, 440M, 32 sequences", None, engine("440m/gka", 32)),
-    Work("early_steps", "one token, B256, 32 heads", STEP, step(256, 32)),
-    Work("early_steps", "one token, B1, 8 heads", STEP, step(1, 8)),
-    Work("early_steps", "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
-    Work("lone_step", "one token, B1, 8 heads", STEP, step(1, 8)),
-    Work("lone_step", "one token, B16, 8 heads, V = 64", STEP, step(16, 8, values=64)),
-    Work("lone_step", "a GKA block's token, 4 sequences", LOGPROBS, decoded(4)),
-    Work("lone_step", "the same, 2 key heads of 8", LOGPROBS, decoded(4, key_heads=2)),
-    Work("held_products", "a GKA block's token, 4 sequences", LOGPROBS, decoded(4)),
-    Work("held_products", "engine, 440M, 1 sequence", None, engine("440m/gka", 1)),
-    Work("held_products", "engine, 440M, 8 sequences", None, engine("440m/gka", 8)),
-    Work(LONE, "engine, 440M, 1 sequence", None, engine("440m/gka", 1)),
-    Work(LONE, "engine, 440M, 4 sequences", None, engine("440m/gka", 4)),
-    Work(LONE, "engine, 440M, 8 sequences", None, engine("440m/gka", 8)),
-    Work(CROWD, "engine, 440M, 32 sequences", None, engine("440m/gka", 32)),
-    Work(CROWD, "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
 )
 
 HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]
