@@ -81,7 +81,8 @@ __device__ __forceinline__ void carry_numbers(const Problem& p, const Plan& plan
   const auto numbers_of = [&](int back) -> Numbers {
     if (back >= count) return {};
     const std::int64_t task = task_of(back);
-    Numbers of{zetas[task], c.parts.down[task * kSlices<D>], c.parts.top[task * kSlices<D>], kKeys ? c.of_h[task] : 0, 1};
+    Numbers of{zetas[task], c.parts.down[task * kSlices<D>], c.parts.top[task * kSlices<D>], kKeys ? c.of_h[task] : 0,
+               1};
     if constexpr (kInSlices<D>) {  // a block has numbers of one slice and of one block of columns
       of.share = c.states.share[task * kStateBlocks<D> + column / kStateColumns<D>];
       of.down = c.parts.down[task * kSlices<D> + row / kChunk];

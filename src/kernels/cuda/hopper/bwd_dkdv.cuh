@@ -31,7 +31,7 @@ struct DkDvShared : DkDvSlices<D> {
   TokenGates gates;
   Solutions solutions;
   BulkBarrier tokens, states;
-  alignas(8) float of_q[kChunk], of_x[kChunk];      // what rows of q and x are to be multiplied by, with s (1 − α), s α
+  alignas(8) float of_q[kChunk], of_x[kChunk];     // what rows of q and x are to be multiplied by, with s (1 − α), s α
   float up_k[kChunk], up_v[kChunk], up_s[kChunk];  // powers of two for rows of left operands of dk, dv and squares
   float key_inner[kSums];                          // k_jᵀ H_0 k_j / η
   float arriving[kSums], values_arriving[kSums];   // k_jᵀ Ḡ' k_j, k_jᵀ R̄' v_j

@@ -83,8 +83,8 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
     const float w = 2 * ridge * gates.alpha[c] * scale * (along_y * y_unit * sigma) * sigma;
     solutions.weight[c] = x_fine && y_fine && finite(w) ? w : 0;
     if (c < place.len && out.d_alpha.data != nullptr) {
-      const float along = sigma * sum_of_parts<D>(memory.along_x, c) -
-                          gates.q_down[c] * sum_of_parts<D>(memory.along_q, c);
+      const float along =
+          sigma * sum_of_parts<D>(memory.along_x, c) - gates.q_down[c] * sum_of_parts<D>(memory.along_q, c);
       write(out.d_alpha, place.at(out.d_alpha, c), scale * gates.udo_down[c] * along + lost);
     }
   });
@@ -182,8 +182,8 @@ __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, by_size<Sh
       own.template outer<true>(column_block(y, which), x);
       own.template outer<true>(column_block(weighted, which), k);
       wait_until_sent();
-      send_slice<D, kTeams<D>>(own.own_largest(), down, [&](float by) { own.store(slice, by); }, slice, which,
-                               scratch.g, task, lost, gates);
+      send_slice<D, kTeams<D>>(
+          own.own_largest(), down, [&](float by) { own.store(slice, by); }, slice, which, scratch.g, task, lost, gates);
     }
   } else {
     SharedSquare<D> own;

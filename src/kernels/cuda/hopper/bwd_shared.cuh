@@ -7,8 +7,8 @@
 
 namespace gka::kernels::cuda::hopper::bwd {
 
-/// Wide states do not fit shared memory beside a chunk's tokens, nor registers: they come and go in *slices* of 64 rows,
-/// each a tile by itself. Others are one slice, which is all of them.
+/// Wide states do not fit shared memory beside a chunk's tokens, nor registers: they come and go in *slices* of 64
+/// rows, each a tile by itself. Others are one slice, which is all of them.
 template <int D>
 inline constexpr bool kInSlices = D == kWideSize;
 template <int D>

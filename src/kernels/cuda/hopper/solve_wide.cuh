@@ -251,8 +251,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       i = last + 2;
       park_iterates<N>(u1, u2, at, stage, own);
       last = stages.last[++stage];
-      find_residual<N>(solver, u1, u2, schedule, rows, own_columns, task % p.heads,
-                       static_cast<int>(p.key_dim) - first, false, own);
+      find_residual<N>(solver, u1, u2, schedule, rows, own_columns, task % p.heads, static_cast<int>(p.key_dim) - first,
+                       false, own);
       start_stage<N>(u1, u2, schedule, at, solver.rhs, own);
     }
     const std::int64_t next = task + blocks();

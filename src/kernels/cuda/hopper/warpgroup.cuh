@@ -297,7 +297,9 @@ class Product {
 
  public:
   /// Which of the groups this is, as a number of which the compiler knows that a warp's threads have the same.
-  static __device__ __forceinline__ int own_group() { return __shfl_sync(0xffffffffu, tile_thread() / kTileThreads, 0); }
+  static __device__ __forceinline__ int own_group() {
+    return __shfl_sync(0xffffffffu, tile_thread() / kTileThreads, 0);
+  }
   /// A number for each row, or column, that this thread has to do with.
   struct OfRows {
     float x[2 * kBlocks];
