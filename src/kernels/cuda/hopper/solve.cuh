@@ -33,12 +33,8 @@ inline constexpr int kStateRoom = (D < kChunk ? kChunk : D) * D * 2;
 /// Systems that a block has room for: the one it solves, and where a multiprocessor's shared memory allows it the next.
 template <int D>
 inline constexpr int kSystemRooms = D < kLargeSize ? 2 : 1;
-/// From one to the next, in bytes: tiles begin at multiples of 1,024.
 template <int D>
-inline constexpr int kSystemsApart = (SystemLayout<D>::kBytes + 1023) / 1024 * 1024;
-template <int D>
-inline constexpr int kSolveBytes =
-    1024 + 2 * kStateRoom<D> + (kSystemRooms<D> - 1) * kSystemsApart<D> + SystemLayout<D>::kBytes;
+inline constexpr int kSolveBytes = 1024 + 2 * kStateRoom<D> + kSystemRooms<D> * SystemLayout<D>::kBytes;
 
 /// What a block parks in global memory (where it stays in the second-level cache), in numbers of 16 bytes.
 template <int D>
@@ -568,7 +564,9 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
   constexpr int kState = D * D * 2, kRoom = kStateRoom<D>, kRooms = kSystemRooms<D>;
   __shared__ std::uint64_t state_arrived[2], keys_arrived[kRooms], rows_arrived[kRooms];  // rows: and right-hand side
   char* const tiles = aligned_tiles();
-  const auto system_at = [&](int which) { return tiles + 2 * kRoom + (kRooms == 2 ? which : 0) * kSystemsApart<D>; };
+  const auto system_at = [&](int which) {
+    return tiles + 2 * kRoom + (kRooms == 2 ? which : 0) * SystemLayout<D>::kBytes;
+  };
   const auto room_of = [](int turn) { return kRooms == 2 ? turn : 0; };
   const Parked<D> own(parked + block() * kParked<D>);
   const std::int64_t tasks = 2 * plan.count(p) * p.heads;
@@ -581,8 +579,8 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
   };
   const auto request_rows = [&](std::int64_t of, int which) {
     constexpr int kFrom = SystemLayout<D>::kRhs;
-    bulk_load(system_at(which) + kFrom, systems + of * SystemLayout<D>::kBytes + kFrom, SystemLayout<D>::kBytes - kFrom,
-              &rows_arrived[room_of(which)]);
+    bulk_load(system_at(which) + kFrom, systems + of * SystemLayout<D>::kBytes + kFrom,
+              SystemLayout<D>::kBytes - kFrom, &rows_arrived[room_of(which)]);
   };
   std::int64_t task = block();
   if (thread() == 0) {
@@ -592,11 +590,11 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
     if (task < tasks) request_state(task, 0), request_keys(task, 0), request_rows(task, 0);
   }
   sync();
-  // A chunk's state lies in buffer `turn`; the next one's is asked for when a chunk begins, and with it its system
-  // where there is room for two. Where there is not, keys and mask are asked for when the chunk's products are done,
-  // right-hand side and rows when its answer has been made; so that these are not far then, the second-level cache is
-  // told when the chunk begins. All that after a barrier behind which every thread has seen what lay there arrive, and
-  // nobody reads it any more.
+  // A chunk's state lies in buffer `turn`; the next one's is asked for when a chunk begins, and with it its system where
+  // there is room for two. Where there is not, keys and mask are asked for when the chunk's products are done, right-hand
+  // side and rows when its answer has been made; so that these are not far then, the second-level cache is told when the
+  // chunk begins. All that after a barrier behind which every thread has seen what lay there arrive, and nobody reads it
+  // any more.
   int turn = 0, phase[2] = {0, 0}, phase_system = 0;
   while (task < tasks) {
     if (thread() == 0 && task + blocks() < tasks) {
