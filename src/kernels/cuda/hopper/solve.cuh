@@ -30,15 +30,8 @@ namespace gka::kernels::cuda::hopper {
 /// A buffer of the solve has a state, and then x.
 template <int D>
 inline constexpr int kStateRoom = (D < kChunk ? kChunk : D) * D * 2;
-/// Systems that a block has room for: the one it solves, and where a multiprocessor's shared memory allows it the next.
 template <int D>
-inline constexpr int kSystemRooms = D < kLargeSize ? 2 : 1;
-/// From one to the next, in bytes: tiles begin at multiples of 1,024.
-template <int D>
-inline constexpr int kSystemsApart = (SystemLayout<D>::kBytes + 1023) / 1024 * 1024;
-template <int D>
-inline constexpr int kSolveBytes =
-    1024 + 2 * kStateRoom<D> + (kSystemRooms<D> - 1) * kSystemsApart<D> + SystemLayout<D>::kBytes;
+inline constexpr int kSolveBytes = 1024 + 2 * kStateRoom<D> + SystemLayout<D>::kBytes;
 
 /// What a block parks in global memory (where it stays in the second-level cache), in numbers of 16 bytes.
 template <int D>
@@ -565,56 +558,43 @@ template <int D, DType kType, bool kReads, bool kConstant>
 __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
     solve(const __grid_constant__ Problem p, Plan plan, ChunkStates states, const __grid_constant__ SolveCall call,
           const __grid_constant__ Schedules schedules, const char* systems, float4* parked, bool rhs_pairs) {
-  constexpr int kState = D * D * 2, kRoom = kStateRoom<D>, kRooms = kSystemRooms<D>;
-  __shared__ std::uint64_t state_arrived[2], keys_arrived[kRooms], rows_arrived[kRooms];  // rows: and right-hand side
+  __shared__ std::uint64_t arrived[4];  // barriers: of the two state buffers, of keys and mask, of the rest
   char* const tiles = aligned_tiles();
-  const auto system_at = [&](int which) { return tiles + 2 * kRoom + (kRooms == 2 ? which : 0) * kSystemsApart<D>; };
-  const auto room_of = [](int turn) { return kRooms == 2 ? turn : 0; };
+  constexpr int kState = D * D * 2, kRoom = kStateRoom<D>;
+  char* const k = tiles + 2 * kRoom;
+  auto* const mask = reinterpret_cast<uint4*>(k + SystemLayout<D>::kMask) + thread();
+  auto* const rhs = reinterpret_cast<uint4*>(k + SystemLayout<D>::kRhs) + thread();
+  const auto& rows = *reinterpret_cast<const SystemRows*>(k + SystemLayout<D>::kRows);
   const Parked<D> own(parked + block() * kParked<D>);
   const std::int64_t tasks = 2 * plan.count(p) * p.heads;
   const auto request_state = [&](std::int64_t of, int which) {
-    bulk_load(tiles + which * kRoom, states.tile<D>(of), kState, &state_arrived[which]);
+    bulk_load(tiles + which * kRoom, states.tile<D>(of), kState, &arrived[which]);
   };
-  const auto request_keys = [&](std::int64_t of, int which) {
-    bulk_load(system_at(which), systems + of * SystemLayout<D>::kBytes, SystemLayout<D>::kRhs,
-              &keys_arrived[room_of(which)]);
+  const auto request_keys = [&](std::int64_t of) {
+    bulk_load(k, systems + of * SystemLayout<D>::kBytes, SystemLayout<D>::kRhs, &arrived[2]);
   };
-  const auto request_rows = [&](std::int64_t of, int which) {
+  const auto request_rows = [&](std::int64_t of) {
     constexpr int kFrom = SystemLayout<D>::kRhs;
-    bulk_load(system_at(which) + kFrom, systems + of * SystemLayout<D>::kBytes + kFrom, SystemLayout<D>::kBytes - kFrom,
-              &rows_arrived[room_of(which)]);
+    bulk_load(k + kFrom, systems + of * SystemLayout<D>::kBytes + kFrom, SystemLayout<D>::kBytes - kFrom, &arrived[3]);
   };
   std::int64_t task = block();
   if (thread() == 0) {
-    for (int i = 0; i < 2; ++i) barrier_init(&state_arrived[i]);
-    for (int i = 0; i < kRooms; ++i) barrier_init(&keys_arrived[i]), barrier_init(&rows_arrived[i]);
+    for (std::uint64_t& barrier : arrived) barrier_init(&barrier);
     barrier_fence();
-    if (task < tasks) request_state(task, 0), request_keys(task, 0), request_rows(task, 0);
+    if (task < tasks) request_state(task, 0), request_keys(task), request_rows(task);
   }
   sync();
-  // A chunk's state lies in buffer `turn`; the next one's is asked for when a chunk begins, and with it its system
-  // where there is room for two. Where there is not, keys and mask are asked for when the chunk's products are done,
-  // right-hand side and rows when its answer has been made; so that these are not far then, the second-level cache is
-  // told when the chunk begins. All that after a barrier behind which every thread has seen what lay there arrive, and
-  // nobody reads it any more.
+  // A chunk's state lies in buffer `turn`; the next one's is asked for when a chunk begins, keys and mask when its
+  // products are done, right-hand side and rows when its answer has been made: each after a barrier behind which
+  // every thread has seen what lay there arrive, and nobody reads it any more.
   int turn = 0, phase[2] = {0, 0}, phase_system = 0;
   while (task < tasks) {
     if (thread() == 0 && task + blocks() < tasks) {
       if constexpr (!kReads) bulk_store_wait();  // of the tile that was put together there
       request_state(task + blocks(), 1 - turn);
-      if constexpr (kRooms == 2) {
-        request_keys(task + blocks(), 1 - turn), request_rows(task + blocks(), 1 - turn);
-      } else {
-        bulk_prefetch(systems + (task + blocks()) * SystemLayout<D>::kBytes, SystemLayout<D>::kBytes);
-      }
     }
-    char* const k = system_at(turn);
-    auto* const mask = reinterpret_cast<uint4*>(k + SystemLayout<D>::kMask) + thread();
-    auto* const rhs = reinterpret_cast<uint4*>(k + SystemLayout<D>::kRhs) + thread();
-    const auto& rows = *reinterpret_cast<const SystemRows*>(k + SystemLayout<D>::kRows);
-    int& phase_of_system = kRooms == 2 ? phase[turn] : phase_system;
     ChunkSolver<D> solver{.h = tiles + turn * kRoom, .k = k, .rhs = rhs, .mask = mask};
-    barrier_wait(&rows_arrived[room_of(turn)], phase_of_system);
+    barrier_wait(&arrived[3], phase_system);
     const bool empty = rows.chunk.length <= 0, refined = !empty && rows.refined != 0;
     const int which = refined ? rows.refined : empty || kConstant ? 0 : rows.schedule;
     auto&& schedule = schedule_of<kConstant>(schedules.of[which], rows, p.options);
@@ -634,10 +614,10 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
       const float start = i == 0 ? 0 : schedule.start;
       start_iterates<D>(u1, u2, rhs, start, refined, own);
     }
-    barrier_wait(&keys_arrived[room_of(turn)], phase_of_system);
+    barrier_wait(&arrived[2], phase_system);
     phase_system ^= 1;
     if (!kConstant && which >= kFirstReach) speed_up(mask, schedules.of[which]);
-    barrier_wait(&state_arrived[turn], phase[turn]);
+    barrier_wait(&arrived[turn], phase[turn]);
     phase[turn] ^= 1;
 #pragma unroll 1
     while (!empty) {
@@ -657,7 +637,7 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
     }
     const std::int64_t next = task + blocks();
     sync();  // nobody reads the keys any more
-    if (kRooms == 1 && thread() == 0 && next < tasks) request_keys(next, 0);
+    if (thread() == 0 && next < tasks) request_keys(next);
     const float unscale[2] = {rows.unscale[own_row()], rows.unscale[own_row() + 8]};
     if constexpr (kConstant) {
       finish_x<D>(u1, unscale, schedule.grown(rho_of(rows, p.options)), rows, refined, own);
@@ -682,7 +662,7 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
       float top[2] = {0, 0};
       mix_with_query<D>(u1, top, unscale, rows, refined ? own.rhs : rhs);
       sync();  // nobody reads the rows any more
-      if (kRooms == 1 && thread() == 0 && next < tasks) request_rows(next, 0);
+      if (thread() == 0 && next < tasks) request_rows(next);
       store_z<D>(u1, top, refined, call, task);
     } else {
       const bool tiled = !empty && !refined;
@@ -692,7 +672,7 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
         publish();
       }
       sync();  // nobody reads the rows any more
-      if (kRooms == 1 && thread() == 0 && next < tasks) request_rows(next, 0);
+      if (thread() == 0 && next < tasks) request_rows(next);
       if (thread() == 0 && tiled) bulk_store(call.tiles + task * kChunk * D * 2, tile, kChunk * D * 2);
     }
     task = next;

@@ -228,11 +228,6 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, std::uint3
   barrier_expect(barrier, bytes);
   bulk_copy(to, from, bytes, barrier);
 }
-/// One thread: that so many bytes (a multiple of 16, as their place) will be asked for soon; for the second-level
-/// cache.
-__device__ __forceinline__ void bulk_prefetch(const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-}
 __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, int phase) {
   asm volatile(
       "{.reg .pred p;\n"

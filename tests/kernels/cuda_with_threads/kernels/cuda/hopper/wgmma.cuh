@@ -330,7 +330,6 @@ inline void bulk_load(void* to, const void* from, std::uint32_t bytes, std::uint
   barrier_expect(barrier, bytes);
   bulk_copy(to, from, bytes, barrier);
 }
-inline void bulk_prefetch(const void*, std::uint32_t) {}
 inline void barrier_wait(std::uint64_t* barrier, int phase) {
   wait_until([&] {
     PhaseBarrier& of = phase_barriers()[barrier];
