@@ -53,6 +53,18 @@ def assert_close(got, want, tolerance):
         assert relative_error(got[name].cpu(), want[name]) < tolerance, name
 
 
+@pytest.mark.parametrize("dim", [32, 64, 128, 256])
+def test_every_sequence_of_a_large_batch_gets_the_same_bits(path, dim):
+    """The same sequence many times: more chunks than the card has blocks for, so that blocks take several in turn."""
+    one = make(1, 192, 2, dim, dim, dtype=torch.bfloat16)
+    leaves = requiring_grad(on_gpu({name: t.repeat(200, *[1] * (t.dim() - 1)) for name, t in one.items()}))
+    o = gka.gated_kalmanet(**leaves)[0]
+    gradients = torch.autograd.grad(o, list(leaves.values()), torch.randn_like(o[:1]).repeat(200, 1, 1, 1))
+    for got in (o, *gradients):
+        assert got.isfinite().all()
+        assert torch.equal(got, got[:1].expand_as(got))
+
+
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("ridge_mode", ["adaptive", "constant"])
