@@ -205,10 +205,13 @@ class Torchrun:
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "gka.train", *arguments]
         self.process = subprocess.Popen(words, cwd=folder, env=ONE_THREAD, stderr=subprocess.PIPE, text=True)
 
+    def ranks(self):
+        parent = self.process.pid
+        return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+
     def rank(self, number):
         """Its process."""
-        parent = self.process.pid
-        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        for child in self.ranks():
             words = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
             if f"RANK={number}".encode() in words:
                 return int(child)
@@ -221,6 +224,9 @@ class Torchrun:
             if path.exists() and path.read_text().count("\n") >= step:
                 return
             time.sleep(0.05)
+        # Ranks are sessions of their own: left alive they would keep stderr open, and this would wait for its end.
+        for child in self.ranks() if self.process.poll() is None else []:
+            os.kill(int(child), signal.SIGKILL)
         self.process.kill()
         raise AssertionError(self.process.communicate()[1])
 
