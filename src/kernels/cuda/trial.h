@@ -13,11 +13,13 @@
 namespace gka::kernels::cuda {
 
 enum class Trial : std::uint8_t {
-  crowd_step,  // step_registers.cu: a GKA block's token for three heads and more to a multiprocessor
+  crowd_step,    // step_registers.cu: a GKA block's token for three heads and more to a multiprocessor
+  lesser_solve,  // hopper/forward.cuh: the solve leaves a quarter of the card to another stream's kernels
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"crowd_step", Trial::crowd_step},
+    {"lesser_solve", Trial::lesser_solve},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.

@@ -1,12 +1,14 @@
 // The kernels of the forward pass in the order in which they run, for the host; the backward pass reuses the pieces.
 #pragma once
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "kernels/cuda/hopper/blocks.h"
 #include "kernels/cuda/hopper/chunk_o.cuh"
 #include "kernels/cuda/hopper/solve_wide.cuh"
 #include "kernels/cuda/saved.h"
+#include "kernels/cuda/trial.h"
 
 namespace gka::kernels::cuda::hopper {
 
@@ -150,7 +152,10 @@ void start_chunk_h(const Problem& p, const Cut& cut, const ChunkHCall& call, con
 template <typename Kernel>
 std::int64_t blocks_of_chunks(Kernel kernel, const Problem& p, int shared_bytes, const Device& device,
                               int threads = kWarpgroup) {
-  return blocks_for_heads(blocks_of(kernel, slots_of(p), shared_bytes, device.index, threads), slots_of(p), p.heads);
+  std::int64_t blocks = blocks_of(kernel, slots_of(p), shared_bytes, device.index, threads);
+  // So that another stream's kernels, which memory bounds, run beside the products.
+  if (on_trial(Trial::lesser_solve)) blocks = std::max<std::int64_t>(1, blocks * 3 / 4);
+  return blocks_for_heads(blocks, slots_of(p), p.heads);
 }
 
 /// x for the right-hand side that the systems hold (and the call, for residuals).
