@@ -33,7 +33,7 @@ import torch
 from block import relative_error
 from common import ROOT, gka_json, seconds
 from console import GrowingTable, paint, run_program, table
-from gpu import ITERATIONS, WEAK, Shape, inputs, leaves, median_time, number
+from gpu import ITERATIONS, USUAL, WEAK, Shape, inputs, leaves, median_time, number, ours, sketched
 from torch import Tensor
 
 import gka
@@ -145,10 +145,10 @@ def whole_sequences(
     shape: Shape,
     backward: bool = False,
     decay: tuple[float, float] = WEAK,
+    function: Callable[..., Tensor] = ours,
     **options: object,
 ) -> Callable[[Where], Ran]:
     """The operator over whole sequences; its error with two of 512 tokens, o and with `backward` all gradients."""
-    options = {"iterations": ITERATIONS} | options
 
     def case(*args: object) -> list[Tensor]:
         return inputs(*args, decay, shape)
@@ -164,7 +164,7 @@ def whole_sequences(
 
     def results(call: list[Tensor]) -> list[Tensor]:
         needed = leaves(call) if backward else call
-        o = gka.gated_kalmanet(*needed, **options)[0]
+        o = function(*needed, **options)
         return [o.detach(), *(torch.autograd.grad(o, needed, arriving(o)) if backward else [])]
 
     def run(where: Where) -> Ran:
@@ -231,6 +231,8 @@ WORKS = (
     Work("crowd_step", "the same, 2 key heads of 8", LOGPROBS, decoded(64, key_heads=2)),
     Work("crowd_step", "engine, 440M, 64 sequences", None, engine("440m/gka", 64)),
     Work("crowd_step", "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
+    Work("sketch", "solved in 32 channels of 128", OUTPUTS, whole_sequences(4, 4096, USUAL, function=sketched)),
+    Work("sketch", "with backward", GRADIENTS, whole_sequences(4, 4096, USUAL, backward=True, function=sketched)),
 )
 
 HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]

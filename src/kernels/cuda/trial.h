@@ -14,10 +14,12 @@ namespace gka::kernels::cuda {
 
 enum class Trial : std::uint8_t {
   crowd_step,  // step_registers.cu: a GKA block's token for three heads and more to a multiprocessor
+  sketch,      // sketch.cu: what a solve in the dimensions of a sketch has around it
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"crowd_step", Trial::crowd_step},
+    {"sketch", Trial::sketch},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.
