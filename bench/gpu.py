@@ -170,17 +170,18 @@ SKETCH = 32
 
 @functools.cache
 def sketch_of(heads: int, dim: int, like: tuple[torch.device, torch.dtype]) -> Tensor:
-    """Orthonormal rows for every head."""
+    """Orthonormal rows for every head, rounded to bfloat16."""
     columns = torch.linalg.qr(torch.randn(heads, dim, SKETCH, generator=torch.Generator().manual_seed(5)))[0]
-    return columns.mT.to(*like).contiguous()
+    return columns.mT.bfloat16().to(*like).contiguous()
 
 
 def sketched(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, alpha: Tensor) -> Tensor:
     """What a layer with `sketch_dim` has in the operator's place (src/layers/gka.cpp)."""
     p = sketch_of(*q.shape[-2:], (q.device, q.dtype))
-    low_q, low_k = (torch.einsum("...hd,hsd->...hs", tensor, p) for tensor in (q, k))
-    x = torch.einsum("...hs,hsd->...hd", solved(low_q, low_k, v, log_decay, beta, alpha), p)
-    query = q + alpha.unsqueeze(-1).to(q.dtype) * (x - q)
+    low_q, low_k, q, k = torch.ops.gka.to_sketch(q, k, p)
+    query = torch.ops.gka.from_sketch(q, solved(low_q, low_k, v, log_decay, beta, alpha), p, alpha)
+    if not q.is_cuda:
+        return gka.linear_memory(query, k, v, log_decay, beta)[0]
     named = {"log_decay": log_decay, "beta": beta, "delta": False, "scale": 1.0}
     return torch.ops.gka.chunked_delta_rule(query, k, v, **named)[0]
 

@@ -33,7 +33,7 @@ import torch
 from block import relative_error
 from common import ROOT, gka_json, seconds
 from console import GrowingTable, paint, run_program, table
-from gpu import ITERATIONS, USUAL, WEAK, Shape, inputs, leaves, median_time, number
+from gpu import ITERATIONS, USUAL, WEAK, Shape, inputs, leaves, median_time, number, ours, sketched
 from torch import Tensor
 
 import gka
@@ -110,10 +110,10 @@ def whole_sequences(
     shape: Shape,
     backward: bool = False,
     decay: tuple[float, float] = WEAK,
+    function: Callable[..., Tensor] = ours,
     **options: object,
 ) -> Callable[[Where], Ran]:
     """The operator over whole sequences; its error with two of 512 tokens, o and with `backward` all gradients."""
-    options = {"iterations": ITERATIONS} | options
 
     def case(*args: object) -> list[Tensor]:
         return inputs(*args, decay, shape)
@@ -129,7 +129,7 @@ def whole_sequences(
 
     def results(call: list[Tensor]) -> list[Tensor]:
         needed = leaves(call) if backward else call
-        o = gka.gated_kalmanet(*needed, **options)[0]
+        o = function(*needed, **options)
         return [o.detach(), *(torch.autograd.grad(o, needed, arriving(o)) if backward else [])]
 
     def run(where: Where) -> Ran:
@@ -238,6 +238,7 @@ def decoded(sequences: int, key_heads: int = 8) -> Callable[[Where], Ran]:
 # Errors with bfloat16 inputs: o rounded to bfloat16 is 1.7e-3 off by itself.
 LOGPROBS = 0.05
 OUTPUTS, GRADIENTS = 5e-3, 1e-2
+SKETCHED, SKETCHED_BACK = 2e-2, 6e-2  # P q and P k are rounded, and then solved with
 
 WORKS = (
     Work("crowd_step", "a GKA block's token, 64 sequences", LOGPROBS, decoded(64)),
@@ -249,6 +250,8 @@ WORKS = (
     Work("lesser_solve", "two halves at once, B4 T4096", None, in_halves(4, 4096)),
     Work("lesser_solve", "the same, B4 T16384", None, in_halves(4, 16384)),
     Work("lesser_solve", "the same, forward + backward", None, in_halves(4, 16384, backward=True)),
+    Work("sketch", "solved in 32 channels of 128", SKETCHED, whole_sequences(4, 4096, USUAL, function=sketched)),
+    Work("sketch", "with backward", SKETCHED_BACK, whole_sequences(4, 4096, USUAL, backward=True, function=sketched)),
 )
 
 HEADER = ["trial", "work", "error before", "after", "at most", "bits", "µs before", "after", "times as fast"]

@@ -81,7 +81,7 @@ tests() {
   for program in ops layers models infer; do
     within 100 "$build/bin/gka_${program}_test" --gtest_brief=1 || status=1
   done
-  python_tests tests/ops/test_cuda.py tests/ops/test_recurrence.py tests/ops/test_block.py \
+  python_tests tests/ops/test_cuda.py tests/ops/test_recurrence.py tests/ops/test_block.py tests/ops/test_sketch.py \
     tests/python/test_engine_on_a_gpu.py || status=1
   echo "with all that is on trial:"
   GKA_TRIAL=all cpp_tests || status=1

@@ -3,7 +3,6 @@
 // With sketching the solve runs in d learned dimensions: Ĥ holds P k, x = Pᵀ solve(Ĥ + λ̂I, P q), and U keeps all of D.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/einsum.h>
 
 #include <algorithm>
 #include <cmath>
@@ -21,6 +20,7 @@
 #include "layers/projection.h"
 #include "ops/block.h"
 #include "ops/recompute.h"
+#include "ops/sketch.h"
 
 namespace gka::layers {
 namespace {
@@ -273,14 +273,14 @@ class Gka final : public Mixer {
   }
 
   at::Tensor answer(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Gates& g, Call& call) const {
-    const auto ask = [&](const at::Tensor& query) {
-      return remember({.q = query, .k = k, .v = v, .log_decay = g.log_decay, .beta = g.beta, .scale = scale_},
+    const auto ask = [&](const at::Tensor& query, const at::Tensor& key) {
+      return remember({.q = query, .k = key, .v = v, .log_decay = g.log_decay, .beta = g.beta, .scale = scale_},
                       MemoryRule::add, call);
     };
-    if (config_.num_iter == 0) return ask(q);
+    if (config_.num_iter == 0) return ask(q, k);
     if (sketch_.defined()) {
-      const auto x = sketched_solve(q, k, g, call);
-      return ask(g.alpha.defined() ? q + g.alpha.unsqueeze(-1).to(q.scalar_type()) * (x - q) : x);
+      const auto [low_q, low_k, same_q, same_k] = ops::to_sketch(q, k, sketch_);
+      return ask(ops::from_sketch(same_q, sketched_solve(low_q, low_k, g, call), sketch_, g.alpha), same_k);
     }
     return call.is_step() ? one_token(q, k, v, g, call) : whole_sequences(q, k, v, g, call);
   }
@@ -336,15 +336,13 @@ class Gka final : public Mixer {
     return o;
   }
 
-  /// x = Pᵀ solve(Ĥ + λ̂I, P q). There is no step of the solve alone: one token is a sequence of one.
+  /// solve(Ĥ + λ̂I, P q), of P q and P k. There is no step of the solve alone: one token is a sequence of one.
   at::Tensor sketched_solve(const at::Tensor& q, const at::Tensor& k, const Gates& g, Call& call) const {
-    const auto p = sketch_.to(q.scalar_type());
-    const auto down = [&](const at::Tensor& t) { return at::einsum("...hd,hsd->...hs", {t, p}); };
     const auto token = [&](const at::Tensor& t) { return call.is_step() && t.defined() ? t.unsqueeze(1) : t; };
     const auto fading = config_.use_forgetting_gate_kk ? g.log_decay : at::Tensor();
 
     const at::Tensor pool = call.take();
-    const auto result = ridge_solve(token(down(q)), token(down(k)), token(fading), token(g.beta),
+    const auto result = ridge_solve(token(q), token(k), token(fading), token(g.beta),
                                     {.ridge = config_.ridge_strength,
                                      .iterations = call.inference().iterations.value_or(config_.num_iter),
                                      .solver = config_.solver_type,
@@ -359,8 +357,7 @@ class Gka final : public Mixer {
     } else {
       call.give(result.final_state);
     }
-    const auto x = call.is_step() ? result.x.squeeze(1) : result.x;
-    return at::einsum("...hs,hsd->...hd", {x, p});
+    return call.is_step() ? result.x.squeeze(1) : result.x;
   }
 
   GkaConfig config_;

@@ -15,6 +15,7 @@
 #include "ops/checks.h"
 #include "ops/recurrence.h"
 #include "ops/run.h"
+#include "ops/sketch.h"
 
 namespace gka::ops {
 namespace {
@@ -157,6 +158,14 @@ TORCH_LIBRARY(gka, m) {
       "bool delta=True, Tensor? initial_state=None, bool output_final_state=False, Tensor? cu_seqlens=None) "
       "-> (Tensor o, Tensor state)",
       chunked_delta_rule);
+
+  // Queries and keys in the dimensions of a sketch, and what was solved there back among the queries. to_sketch's last
+  // two results are q and k themselves.
+  m.def(
+      "to_sketch(Tensor(a) q, Tensor(b) k, Tensor sketch) -> "
+      "(Tensor low_q, Tensor low_k, Tensor(a) same_q, Tensor(b) same_k)",
+      to_sketch);
+  m.def("from_sketch(Tensor q, Tensor z, Tensor sketch, Tensor? alpha=None) -> Tensor", from_sketch);
 
   m.def("version() -> str", []() -> std::string { return version(); });
   m.def("backends() -> (str[] name, bool[] built, bool[] available, str[] detail)", list_backends);

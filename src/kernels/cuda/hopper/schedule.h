@@ -248,10 +248,13 @@ constexpr float token_headroom(float rho) {
   return headroom;
 }
 
+/// With less, millions of steps would be enough, and soon more than an int holds.
+inline constexpr float kLeastRho = 1e-12f;
+
 /// How many steps a chunk takes that is not refined, of the smallest ρ of its tokens.
 constexpr int token_steps(float rho, std::int64_t iterations, bool refine) {
   const auto all = static_cast<int>(iterations);
-  if (!refine || iterations < kBudget || !(rho > 0)) return all;
+  if (!refine || iterations < kBudget || !(rho > kLeastRho)) return all;
   const double root = std::sqrt(static_cast<double>(rho)), rate = (1 - root) / (1 + root);
   const int enough = enough_steps(rate > 0.01 ? rate : 0.01);
   return enough < all ? enough : all;
