@@ -252,7 +252,7 @@ TEST(StepInRegisters, EarlyStepsAreEnoughForWhateverIsRemembered) {
   }
 }
 
-/// All iterations: of float32, where they are asked for, and where there are few.
+/// All iterations: of float32, where they are asked for, where there are few, and where the ridge is next to nothing.
 TEST(StepInRegisters, EarlyStepsAreTakenOnlyOfABudgetThatMayBeLeft) {
   const auto same = [](DType dtype, const Options& options) {
     Options all = options;
@@ -262,6 +262,7 @@ TEST(StepInRegisters, EarlyStepsAreTakenOnlyOfABudgetThatMayBeLeft) {
   EXPECT_FALSE(same(DType::bfloat16, {.iterations = 30}));
   EXPECT_TRUE(same(DType::float32, {.iterations = 30}));
   EXPECT_TRUE(same(DType::bfloat16, {.iterations = 19}));
+  EXPECT_TRUE(same(DType::bfloat16, {.ridge = 1e-20, .iterations = 30}));
 }
 
 /// All that a block does with a token between its projections, for two sequences in a pool of eight.
