@@ -12,8 +12,8 @@
 namespace gka::kernels::test {
 namespace {
 
-/// What a block did in run(device), which says whether it ran: a crowd's has half as many threads, a lone head's half of
-/// its threads meet by themselves. Whoever runs next has the card as it was.
+/// What a block did in run(device), which says whether it ran: a crowd's has half as many threads, a lone head's half
+/// of its threads meet by themselves. Whoever runs next has the card as it was.
 template <typename Run>
 StepShape shape_of(int multiprocessors, Run&& run) {
   auto& machine = cuda_with_threads::machine;
