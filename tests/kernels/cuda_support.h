@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "gka/kernels.h"
@@ -68,11 +69,14 @@ struct BlockStep {
   View y;
 };
 
+/// The shapes of step_registers.cu; none: the kernel does not take the call.
+enum class StepShape : std::uint8_t { none, few, lone, crowd };
+
 /// Those that need many threads, on the host with as many.
 struct CudaWithThreads {
-  /// How many threads a head got, on a card of so many; 0: the kernel does not take the call.
-  static int step(const Step& step, int multiprocessors = 1);
-  static int step_block(const BlockStep& block, int multiprocessors = 1);
+  /// The shape that ran, on a card of so many.
+  static StepShape step(const Step& step, int multiprocessors = 1);
+  static StepShape step_block(const BlockStep& block, int multiprocessors = 1);
 };
 
 }  // namespace gka::kernels::test

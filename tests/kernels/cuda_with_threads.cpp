@@ -3,6 +3,7 @@
 #include "kernels/cuda/step_registers.cu"
 #undef cuda
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/cuda_on_host/scratch.h"
@@ -11,20 +12,24 @@
 namespace gka::kernels::test {
 namespace {
 
-/// How many threads a block had in run(device), which says whether it ran. Whoever runs next has the card as it was.
+/// What a block did in run(device), which says whether it ran: a crowd's has half as many threads, a lone head's half
+/// of its threads meet by themselves. Whoever runs next has the card as it was.
 template <typename Run>
-int threads_of(int multiprocessors, Run&& run) {
+StepShape shape_of(int multiprocessors, Run&& run) {
   auto& machine = cuda_with_threads::machine;
+  std::ranges::fill(machine.sharing, 0);
   const int before = std::exchange(machine.multiprocessors, multiprocessors);
   bool ran = false;
   with_scratch<cuda_with_threads::Device>([&](const auto& device) { ran = run(device); });
   machine.multiprocessors = before;
-  return ran ? static_cast<int>(machine.contexts.size()) : 0;
+  if (!ran) return StepShape::none;
+  if (machine.contexts.size() == 128) return StepShape::crowd;
+  return std::ranges::count(machine.sharing, 128) > 0 ? StepShape::lone : StepShape::few;
 }
 
 }  // namespace
 
-int CudaWithThreads::step_block(const BlockStep& b, int multiprocessors) {
+StepShape CudaWithThreads::step_block(const BlockStep& b, int multiprocessors) {
   cuda_with_threads::StepBlock block{.step = b.step,
                                      .convs = {b.convs[0], b.convs[1], b.convs[2]},
                                      .gates = {.tokens = b.step.batch,
@@ -42,16 +47,16 @@ int CudaWithThreads::step_block(const BlockStep& b, int multiprocessors) {
   block.gates.kinds[0] = {.gate = kSigmoid, .bias = b.bias};
   block.gates.kinds[1] = {.gate = cuda_with_threads::Gate::log_decay, .bias = b.bias, .a_log = b.a_log};
   block.gates.kinds[2] = {.gate = kSigmoid, .bias = b.bias};
-  return threads_of(multiprocessors, [&](const auto& device) {
+  return shape_of(multiprocessors, [&](const auto& device) {
     if (!cuda_with_threads::takes_step_block(block)) return false;
     cuda_with_threads::step_block(block, device);
     return true;
   });
 }
 
-int CudaWithThreads::step(const Step& step, int multiprocessors) {
-  return threads_of(multiprocessors,
-                    [&](const auto& device) { return cuda_with_threads::step_in_registers(step, device); });
+StepShape CudaWithThreads::step(const Step& step, int multiprocessors) {
+  return shape_of(multiprocessors,
+                  [&](const auto& device) { return cuda_with_threads::step_in_registers(step, device); });
 }
 
 }  // namespace gka::kernels::test

@@ -244,6 +244,7 @@ TEST(HopperTokenSchedule, TakesAsManyStepsAsTheSmallestRidgeNeeds) {
   const auto as_adaptive = static_cast<float>(0.02 / 1.02);  // the same spectrum, over its upper end
   EXPECT_EQ(token_steps(as_adaptive, 30, true), cuda::hopper::make_schedule(0.02, 30, true).last);
   EXPECT_EQ(token_steps(0.001f, 30, true), 30);
+  EXPECT_EQ(token_steps(1e-20f, 30, true), 30);
   EXPECT_EQ(token_steps(0.25f, 30, false), 30);
   EXPECT_EQ(token_steps(0.25f, 12, true), 12);
 }

@@ -87,12 +87,12 @@ Stepped run_step(const StepCase& c, const Case& inputs, Run&& run, Change&& chan
   return result;
 }
 
-constexpr int kFew = 256, kCrowd = 128, kLone = 2 * 128;  // threads to a head
+using enum StepShape;
 constexpr int kOne = 1, kTwo = 2, kMany = 16;  // multiprocessors: for four heads a crowd's, a few's, a lone one's
 
-void with_few_heads(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step, kTwo), kFew); }
-void with_a_crowd(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step, kOne), kCrowd); }
-void with_a_lone_head(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step, kMany), kLone); }
+void with_few_heads(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step, kTwo), few); }
+void with_a_crowd(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step, kOne), crowd); }
+void with_a_lone_head(const Step& step) { ASSERT_EQ(CudaWithThreads::step(step, kMany), lone); }
 
 class Steps : public OnEveryBackend {};
 
@@ -173,15 +173,15 @@ TEST_P(Steps, KeepHSymmetric) {
 TEST(StepInRegisters, TakesTheKernelThatSuitsTheHeadsOfAMultiprocessor) {
   const StepCase c{.spec = spec_of(DType::float32, 64, 64, 10)};  // four heads
   const Case inputs(c.spec);
-  const auto threads_on = [&](int multiprocessors) {
-    int threads = 0;
-    const auto run = [&](const Step& s) { threads = CudaWithThreads::step(s, multiprocessors); };
+  const auto shape_on = [&](int multiprocessors) {
+    StepShape shape{};
+    const auto run = [&](const Step& s) { shape = CudaWithThreads::step(s, multiprocessors); };
     run_step(c, inputs, run, [](Stepped&) {});
-    return threads;
+    return shape;
   };
-  EXPECT_EQ(threads_on(1), kCrowd);
-  EXPECT_EQ(threads_on(2), kFew);
-  EXPECT_EQ(threads_on(4), kLone);
+  EXPECT_EQ(shape_on(1), crowd);
+  EXPECT_EQ(shape_on(2), few);
+  EXPECT_EQ(shape_on(4), lone);
 }
 
 TEST_P(Steps, SpendABudgetOfIterationsWithinTheBoundsOfWholeSequences) {
@@ -252,7 +252,7 @@ TEST(StepInRegisters, EarlyStepsAreEnoughForWhateverIsRemembered) {
   }
 }
 
-/// All iterations: of float32, where they are asked for, and where there are few.
+/// All iterations: of float32, where they are asked for, where there are few, and where the ridge is next to nothing.
 TEST(StepInRegisters, EarlyStepsAreTakenOnlyOfABudgetThatMayBeLeft) {
   const auto same = [](DType dtype, const Options& options) {
     Options all = options;
@@ -262,6 +262,7 @@ TEST(StepInRegisters, EarlyStepsAreTakenOnlyOfABudgetThatMayBeLeft) {
   EXPECT_FALSE(same(DType::bfloat16, {.iterations = 30}));
   EXPECT_TRUE(same(DType::float32, {.iterations = 30}));
   EXPECT_TRUE(same(DType::bfloat16, {.iterations = 19}));
+  EXPECT_TRUE(same(DType::bfloat16, {.ridge = 1e-20, .iterations = 30}));
 }
 
 /// All that a block does with a token between its projections, for two sequences in a pool of eight.
@@ -379,8 +380,7 @@ struct BlockCase {
     reference::gated_rms_norm(last, y.view());
   }
 
-  /// Threads to a head; 0: the kernel does not take it.
-  int run_at_once(int multiprocessors = 1) {
+  StepShape run_at_once(int multiprocessors = 1) {
     const Step all = step();
     const ShortConvStep convs[] = {conv(0), conv(1), conv(2)};
     const GatedRmsNorm last = norm();
@@ -395,10 +395,10 @@ struct BlockCase {
   }
 };
 
-void expect_as_parts(const BlockCase& c, int threads, int multiprocessors = 1) {
+void expect_as_parts(const BlockCase& c, StepShape shape, int multiprocessors = 1) {
   BlockCase want = c, got = c;
   want.run_parts();
-  ASSERT_EQ(got.run_at_once(multiprocessors), threads);
+  ASSERT_EQ(got.run_at_once(multiprocessors), shape);
   const double rounding = c.dtype == DType::float32 ? 2e-5 : c.dtype == DType::float16 ? 2e-3 : 1e-2;
   const double memory = c.dtype == DType::float32 ? 2e-6 : 1e-3;
   expect_close(got.y, want.y, rounding, "y");
@@ -415,12 +415,12 @@ TEST(StepOfABlock, IsConvolutionsGatesMemoryAndNormOneAfterTheOther) {
                              {DType::float16, 64, 128},
                              {DType::float32, 128, 64}};
   for (const BlockCase& c : cases) {
-    expect_as_parts(c, kFew);
+    expect_as_parts(c, few);
     {
       const Forced trial("GKA_TRIAL", "crowd_step");
-      expect_as_parts(c, kCrowd);
+      expect_as_parts(c, crowd);
     }
-    expect_as_parts(c, kLone, kMany);
+    expect_as_parts(c, lone, kMany);
   }
 }
 
@@ -431,12 +431,12 @@ TEST(StepOfABlock, TakesHeadsThatShareAKey) {
                              {DType::float16, 64, 128, {4, 2, 1}},
                              {DType::float32, 128, 64, {4, 4, 2}}};
   for (const BlockCase& c : cases) {
-    expect_as_parts(c, kFew);
+    expect_as_parts(c, few);
     {
       const Forced trial("GKA_TRIAL", "crowd_step");
-      expect_as_parts(c, kCrowd);
+      expect_as_parts(c, crowd);
     }
-    expect_as_parts(c, kLone, kMany);
+    expect_as_parts(c, lone, kMany);
   }
 }
 

@@ -103,7 +103,7 @@ def test_heads_of_32_channels_give_the_answer_of_the_cpu(path, dtype):
     assert_close(run(on_gpu(case)), run(case), 1e-2)
 
 
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(256, 256), (160, 40)])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(256, 256), (160, 40), (160, 300)])
 def test_heads_of_256_channels_give_the_answer_of_the_cpu(path, key_dim, value_dim):
     case = make(2, 300, 2, key_dim, value_dim, dtype=torch.bfloat16, gate_dtype=torch.float32, states=2)
     assert_close(run(on_gpu(case)), run(case), 1e-2)

@@ -29,7 +29,7 @@ struct Rule {
   const char* otherwise;
 };
 
-/// Whether the forward pass takes a problem's keys of more than 128 channels.
+/// Whether the passes take a problem's keys of more than 128 channels.
 inline bool takes_wide(const Problem& p) {
   return p.key_dim <= kWideSize && p.options.part == Part::both && p.options.ridge_mode == RidgeMode::adaptive;
 }

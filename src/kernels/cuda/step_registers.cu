@@ -111,6 +111,8 @@ struct Table {
 
 /// For rounding, where traces and norms are found.
 inline constexpr double kSpreadMargin = 1.005;
+/// With less of a ridge millions of steps would be enough, and soon more than an int holds: all there are are taken.
+inline constexpr double kLeastRidge = 1e-12;
 
 Table table_of(const Options& options, std::int64_t dim, bool early) {
   const double ridge = options.ridge;
@@ -118,7 +120,7 @@ Table table_of(const Options& options, std::int64_t dim, bool early) {
   table.sum = 1 + 2 * ridge;
   table.ratio = 1 / table.sum;
   table.omega = table.all.fill(ridge, 1);
-  if (!early || !options.refine) return table;
+  if (!early || !options.refine || ridge < kLeastRidge) return table;
   table.enough = hopper::enough_steps(hopper::rate_of(ridge, 1));
   for (int i = 0; i < hopper::kReaches; ++i) {
     const int steps = hopper::kShortest + 2 * i;
@@ -789,6 +791,7 @@ __global__ void __launch_bounds__(Lone::kThreads, 1)
   };
   const int t = thread();
   {
+    // No kernel that lets the next begin early writes slots; one that did would cost lines asked for in vain.
     constexpr int kLine = kLineBytes / 4;
     const std::int64_t slot = slot_of();
     Ends::ask(call, slot, head, t);

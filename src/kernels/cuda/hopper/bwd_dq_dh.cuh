@@ -90,6 +90,7 @@ __device__ __forceinline__ void read_solutions(const Problem& p, const Gradients
   });
 }
 
+/// Longer than most: each tile is used for two things in turn, and one has to see when the first is done with it.
 template <typename Shape>
 __global__ void __launch_bounds__(kTeams<Shape::kSize>* kTileThreads, by_size<Shape::kSize>(6, 4, 2, 1))
     bwd_dq_dh(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,

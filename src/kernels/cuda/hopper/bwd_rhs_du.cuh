@@ -360,6 +360,7 @@ __device__ __forceinline__ void leave_keys_alone(const Problem& p, const Place& 
   keep(scratch.gates[task], static_cast<const KeptGates&>(gates));
 }
 
+/// Longer than most, for which tile is free for what comes next follows from the order of barriers here.
 template <typename Shape>
 __global__ void __launch_bounds__(kTileThreads, by_size<Shape::kSize>(5, 4, 3, 1))
     bwd_rhs_du(const __grid_constant__ Problem p, const __grid_constant__ Saved saved,

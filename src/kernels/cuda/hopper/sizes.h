@@ -1,5 +1,5 @@
-// The sizes that the Hopper kernels are compiled for: D key channels, and D value channels at a time, with D of 32,
-// 64, 128 or 256. Other problems are padded to one of them; which, is said here.
+// The sizes that the Hopper kernels are compiled for: D key channels, and D value channels at a time (forward with a D
+// of 256 kStateColumns), with D of 32, 64, 128 or 256. Other problems are padded to one of them; which, is said here.
 #pragma once
 
 #include <cstdint>

@@ -166,7 +166,7 @@ struct WideSolver {
 };
 
 /// `solve` for an adaptive ridge; without kReads x is left as float32 of every chunk. `parked`: kParked<kWideColumns>
-/// for each warpgroup.
+/// for each warpgroup. As long as `solve`, for the same reason.
 template <bool kReads>
 __global__ void __launch_bounds__(kWideThreads, 1)
     solve_wide(const __grid_constant__ Problem p, Plan plan, ChunkStates states, const __grid_constant__ SolveCall call,
