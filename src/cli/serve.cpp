@@ -34,7 +34,7 @@ struct Arguments {
   serve::ServiceOptions service;
   std::string memories;
   double drain_seconds = 30;
-  std::int64_t max_body_mib = 32;
+  std::int64_t max_body_mib = 32, stored_responses = 1000, stored_mib = 64;
 };
 
 /// The folder with the model's files; of a training run, its newest checkpoint.
@@ -152,6 +152,8 @@ int run(Arguments& arguments) {
     options.keys.insert(options.keys.end(), more.begin(), more.end());
   }
   options.http.max_body = static_cast<std::size_t>(arguments.max_body_mib) << 20;
+  options.stored = {.responses = static_cast<std::size_t>(arguments.stored_responses),
+                    .bytes = static_cast<std::size_t>(arguments.stored_mib) << 20};
   options.queue = static_cast<std::size_t>(arguments.engine.queue);
   options.drain_limit = std::chrono::milliseconds(static_cast<std::int64_t>(arguments.drain_seconds * 1000));
   serve::Service service(options);
@@ -220,6 +222,14 @@ Action declare_serve(CLI::App& app) {
       ->type_name("MIB")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
+  app.add_option("--stored-responses", arguments->stored_responses,
+                 "Responses kept for each key, to go on from by previous_response_id (0: none)")
+      ->capture_default_str()
+      ->check(non_negative_number());
+  app.add_option("--stored-size", arguments->stored_mib, "and how much they may take together")
+      ->type_name("MIB")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
   app.add_option(
          "--cors-origin", service.cors,
          "A site whose pages may call this server, as in https://example.com ('*': any); may be given several times")

@@ -18,6 +18,11 @@ struct ToolCall {
   std::string name, arguments;  // arguments: JSON, as the model wrote it
 };
 
+/// The name of a call: of all that a request's answers make, none has another's.
+inline std::string call_id(const std::string& answer, std::size_t choice, std::size_t index) {
+  return "call_" + answer + "_" + std::to_string(choice) + "_" + std::to_string(index);
+}
+
 struct Part {
   /// A call has its name as text, and what follows it as arguments belongs to it.
   enum class Kind : std::uint8_t { content, reasoning, call, arguments } kind;

@@ -162,7 +162,7 @@ std::vector<std::string> ChatTemplate::stops() const {
 jinja::Text ChatTemplate::render(const Turn& turn) const {
   using jinja::Origin;
   using jinja::Value;
-  auto messages = checked_messages(turn.messages, "messages");
+  auto messages = checked_messages(turn.messages, turn.param);
   const bool tools = turn.tools.is_array() && !turn.tools.empty();
   if (tools && !mentions("tools")) messages = with_tools_in_words(std::move(messages), turn.tools);
   for (auto& message : messages) {  // OpenAI's newer name, which few templates know: they would drop what it says
@@ -187,11 +187,11 @@ jinja::Text ChatTemplate::render(const Turn& turn) const {
     }
     return text.cut(0, at + last.size());
   } catch (const jinja::Raised& error) {
-    throw bad_request(std::string("the chat template refuses these messages: ") + error.what(), "messages");
+    throw bad_request(std::string("the chat template refuses these messages: ") + error.what(), turn.param);
   } catch (const jinja::Error& error) {
     throw bad_request(
         "the chat template fails on these messages in line " + std::to_string(error.line) + ": " + error.what(),
-        "messages");
+        turn.param);
   }
 }
 

@@ -23,6 +23,7 @@ class ChatTemplate {
   struct Turn {
     Json messages, tools = nullptr, values = nullptr;
     bool add_generation_prompt = true, continue_final_message = false;
+    std::string param = "messages";  // what the request calls them
   };
   /// Throws Problem where the messages are not what they should be, or the template refuses them.
   jinja::Text render(const Turn& turn) const;

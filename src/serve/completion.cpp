@@ -14,10 +14,8 @@ double written(float logprob) { return std::isfinite(logprob) ? logprob : -9999.
 
 std::string_view finish_name(infer::Finish finish) { return finish == infer::Finish::length ? "length" : "stop"; }
 
-Json call_json(const ToolCall& call, const std::string& id, std::size_t index) {
-  return {{"id", "call_" + id + "_" + std::to_string(index)},
-          {"type", "function"},
-          {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
+Json call_json(const ToolCall& call, const std::string& id) {
+  return {{"id", id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
 }
 
 }  // namespace
@@ -69,6 +67,12 @@ void Completion::submit(Plan plan) {
   for (std::size_t i = 0; i < plan_.requests.size(); ++i) {
     choices_.push_back({.text = TextStream(plan_.model->tokenizer(), specials, plan_.stops, plan_.ask.include_stop),
                         .parser = AnswerParser(plan_.answer)});
+  }
+  if (plan_.response) {
+    response_.emplace(
+        ResponseAnswer::Head{
+            .id = id_, .model = plan_.model->name, .created = created_, .settings = plan_.response->settings},
+        plan_.ask.stream ? [this](const Json& event) { stream(event); } : ResponseAnswer::Listener());
   }
   for (std::size_t i = 0; i < plan_.requests.size(); ++i) {
     {
@@ -134,6 +138,7 @@ void Completion::drain() {
     posted_ = false;
     events.swap(events_);
   }
+  if (response_ && !done_) begin_choice(0);  // its stream tells at once that the request was taken
   for (std::size_t i = 0; i < events.size() && !done_; ++i) {
     auto& event = events[i];
     if (choices_[event.choice].over) continue;
@@ -171,7 +176,9 @@ void Completion::begin_choice(std::size_t at) {
   if (std::exchange(choice.begun, true)) return;
   if (!plan_.ask.stream) return;
   open_stream();
-  if (plan_.chat) {
+  if (response_) {
+    response_->begin();
+  } else if (plan_.chat) {
     auto event = chunk();
     event["choices"] = Json::array({{{"index", at},
                                      {"delta", {{"role", "assistant"}, {"content", ""}}},
@@ -204,7 +211,9 @@ void Completion::on_token(std::size_t at, infer::TokenEvent token, const End* en
   if (!stops(at, id) || plan_.ask.include_stop) text = choice.text.push(static_cast<data::Token>(id));
   const bool last = end != nullptr && (end->finish == infer::Finish::stop || end->finish == infer::Finish::length);
   if (last) text += choice.text.finish();
+  const bool thought = choice.parser.reasoning();
   Delta delta{.parts = choice.parser.push(text, last), .token = &choice.tokens.back(), .last = last};
+  delta.thinking = thought || choice.parser.reasoning();
   if (choice.ended() && !last) cancel(at);
   if (last) close_choice(at, *end);
   stream_delta(at, delta);
@@ -263,7 +272,9 @@ void Completion::finish_if_over() {
   std::size_t longest = 0;
   for (const auto& choice : choices_) longest = std::max(longest, choice.tokens.size());
   surroundings_.metrics->longest_answer(plan_.model->name, longest);
-  if (plan_.ask.stream) {
+  if (response_) {
+    end_response();
+  } else if (plan_.ask.stream) {
     if (plan_.include_usage) {
       auto event = chunk();
       event["choices"] = Json::array();
@@ -291,7 +302,12 @@ void Completion::refuse(const Problem& problem) {
   const auto body = error_json(problem.status, problem.what(), problem.param, problem.code);
   const bool streaming = plan_.ask.stream && exchange_->status() != 0;
   if (streaming) {
-    stream(body);
+    if (response_) {
+      begin_choice(0);
+      response_->fail(problem.what());
+    } else {
+      stream(body);
+    }
     exchange_->finish();
   } else {
     http::Headers headers;
@@ -324,7 +340,8 @@ void Completion::open_stream() {
 
 void Completion::stream(const Json& event) {
   written_ = Clock::now();
-  exchange_->write("data: " + dumped(event) + "\n\n");
+  const auto name = response_ ? "event: " + event["type"].get<std::string>() + "\n" : std::string();
+  exchange_->write(name + "data: " + dumped(event) + "\n\n");
 }
 
 void Completion::beat(std::chrono::milliseconds silence) {
@@ -420,7 +437,8 @@ Json certainty_json(std::span<const infer::TokenEvent> tokens) {
 }  // namespace
 
 /// Adds to what the choice has said; the same as a chat's delta.
-Json Completion::take_parts(Choice& choice, const std::vector<Part>& parts) const {
+Json Completion::take_parts(std::size_t at, const std::vector<Part>& parts) {
+  auto& choice = choices_[at];
   std::string content, reasoning;
   Json calls = Json::array();
   for (const auto& part : parts) {
@@ -428,7 +446,7 @@ Json Completion::take_parts(Choice& choice, const std::vector<Part>& parts) cons
     if (part.kind == Part::Kind::reasoning) reasoning += part.text;
     if (part.kind == Part::Kind::call) {
       choice.calls.push_back({.name = part.text, .arguments = ""});
-      calls.push_back(call_json(choice.calls.back(), id_, choice.calls.size() - 1));
+      calls.push_back(call_json(choice.calls.back(), call_id(id_, at, choice.calls.size() - 1)));
       calls.back()["index"] = choice.calls.size() - 1;
     }
     if (part.kind == Part::Kind::arguments) {
@@ -450,7 +468,8 @@ Json Completion::take_parts(Choice& choice, const std::vector<Part>& parts) cons
 
 void Completion::stream_delta(std::size_t at, const Delta& delta) {
   auto& choice = choices_[at];
-  auto change = take_parts(choice, delta.parts);
+  auto change = take_parts(at, delta.parts);
+  if (response_) return respond(delta);
   if (!plan_.ask.stream) return;
 
   const auto token = delta.token ? std::span(delta.token, 1) : std::span<const infer::TokenEvent>();
@@ -475,6 +494,35 @@ void Completion::stream_delta(std::size_t at, const Delta& delta) {
   stream(event);
 }
 
+void Completion::respond(const Delta& delta) {
+  ResponseAnswer::Step step{
+      .parts = delta.parts, .token = delta.token != nullptr, .thinking = delta.thinking, .logprob = {}, .own = {}};
+  if (delta.token) {
+    const auto token = std::span(delta.token, 1);
+    const bool shown = !stops(0, delta.token->token) || plan_.ask.include_stop;
+    if (plan_.logprobs >= 0 && shown) step.logprob = chat_logprobs(token)["content"][0];
+    if (plan_.ask.certainty) step.own = certainty_json(token);
+  }
+  response_->push(step);
+}
+
+void Completion::end_response() {
+  const auto& choice = choices_[0];
+  const auto total = usage();
+  auto own = gka_json();
+  if (plan_.ask.certainty) own.update(certainty_json(choice.tokens));
+  response_->end({.cut_off = choice.finish == "length",
+                  .broken_call = !choice.calls.empty() && !choice.parser.called(),
+                  .prompt_tokens = total.prompt_tokens,
+                  .remembered_tokens = total.remembered_tokens,
+                  .answer_tokens = total.completion_tokens,
+                  .own = std::move(own)});
+  const auto body = response_->body();
+  if (plan_.response->store && surroundings_.keep) surroundings_.keep(body, plan_.response->items);
+  if (plan_.ask.stream) return exchange_->finish();
+  exchange_->reply(200, "application/json", dumped(body));
+}
+
 Json Completion::choice_json(std::size_t at) const {
   const auto& choice = choices_[at];
   Json entry{{"index", at}};
@@ -484,7 +532,7 @@ Json Completion::choice_json(std::size_t at) const {
     if (!choice.calls.empty()) {
       message["tool_calls"] = Json::array();
       for (std::size_t i = 0; i < choice.calls.size(); ++i) {
-        message["tool_calls"].push_back(call_json(choice.calls[i], id_, i));
+        message["tool_calls"].push_back(call_json(choice.calls[i], call_id(id_, at, i)));
       }
       if (choice.content.empty()) message["content"] = nullptr;
     }

@@ -17,6 +17,7 @@
 #include "serve/http.h"
 #include "serve/metrics.h"
 #include "serve/plan.h"
+#include "serve/response.h"
 #include "serve/text_stream.h"
 
 namespace gka::serve {
@@ -27,6 +28,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
     std::function<void(std::function<void()>)> post;  // to the server's thread
     Metrics* metrics;
     std::function<void(const Completion&, const std::string& outcome)> on_done;  // on the server's thread, once
+    std::function<void(const Json& response, const Json& items)> keep{};         // a response that is to be kept
   };
 
   Completion(std::string id, std::shared_ptr<http::Exchange> exchange, Surroundings surroundings);
@@ -86,6 +88,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
     std::vector<Part> parts{};
     const infer::TokenEvent* token = nullptr;
     bool last = false;
+    bool thinking = false;  // the token belongs to reasoning
   };
 
   infer::Sink sink_for(std::size_t choice);
@@ -106,7 +109,9 @@ class Completion : public std::enable_shared_from_this<Completion> {
   void open_stream();
   void stream(const Json& event);
   void stream_delta(std::size_t at, const Delta& delta);
-  Json take_parts(Choice& choice, const std::vector<Part>& parts) const;
+  void respond(const Delta& delta);
+  void end_response();
+  Json take_parts(std::size_t at, const std::vector<Part>& parts);
   Json chunk() const;
   Json whole() const;
   Json choice_json(std::size_t at) const;
@@ -122,6 +127,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   Surroundings surroundings_;
   Plan plan_;
   std::vector<Choice> choices_;
+  std::optional<ResponseAnswer> response_;  // the one choice, as the Responses API tells of it
   std::int64_t created_;
   Clock::time_point start_ = Clock::now(), written_ = start_;  // the stream, last
   bool done_ = false;

@@ -14,22 +14,32 @@
 
 namespace gka::serve {
 
-/// A body of /v1/completions or /v1/chat/completions. What is `Json` is looked at by whoever uses it.
+/// A body of /v1/completions, /v1/chat/completions or /v1/responses. What is `Json` is looked at by whoever uses it.
 struct Ask {
-  std::string model, memory, suffix;
+  std::string model, memory, suffix, instructions, previous_response_id, prompt_cache_key, safety_identifier, user;
   Json prompt, messages, tools, tool_choice, response_format, template_values, stop, stop_token_ids, logit_bias,
       stream_options, iterations, logprobs, modalities, ignored;
+  Json input, text, include, metadata, reasoning, service_tier, truncation, conversation,
+      context_management;  // of responses
   std::int64_t n = 1;
-  std::optional<std::int64_t> max_tokens, max_completion_tokens, best_of, seed, top_logprobs, prompt_logprobs;
+  std::optional<std::int64_t> max_tokens, max_completion_tokens, best_of, seed, top_logprobs, prompt_logprobs,
+      max_tool_calls;
   std::int64_t min_tokens = 0, top_k = 0;
   double temperature = 1, top_p = 1, min_p = 0, repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   bool stream = false, echo = false, ignore_eos = false, certainty = false, return_token_ids = false,
        token_ids_as_texts = false, skip_special_tokens = true, include_stop = false, add_generation_prompt = true,
-       continue_final_message = false, separate_reasoning = true, parallel_tool_calls = true;
+       continue_final_message = false, separate_reasoning = true, parallel_tool_calls = true, background = false,
+       store = true;
   std::optional<bool> add_special_tokens;
 };
 
-enum Endpoint : unsigned { kCompletions = 1, kChat = 2, kBoth = 3 };
+enum Endpoint : unsigned { kCompletions = 1, kChat = 2, kBoth = 3, kResponses = 4, kTalk = 6, kEvery = 7 };
+
+/// What an endpoint calls the fields that all of them have.
+struct Called {
+  std::string prompt, format, longest;
+};
+Called called(Endpoint endpoint);
 
 using Member = std::variant<bool Ask::*, std::optional<bool> Ask::*, std::int64_t Ask::*,
                             std::optional<std::int64_t> Ask::*, double Ask::*, std::string Ask::*, Json Ask::*>;

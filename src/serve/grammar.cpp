@@ -658,19 +658,18 @@ void check_end_tokens(const Model& model, const std::string& param) {
                     param);
 }
 
-Schema schema_of(const Json& format) {
+Schema schema_of(const Json& format, const std::string& param) {
   const auto type = format.value("type", Json());
-  if (type == "json_object") return read_schema({{"type", "object"}}, "response_format");
+  if (type == "json_object") return read_schema({{"type", "object"}}, param);
   if (type != "json_schema") {
     throw bad_request(
-        "'response_format.type' takes text, json_object or json_schema, and is " + dumped(type).substr(0, 60),
-        "response_format");
+        "'" + param + ".type' takes text, json_object or json_schema, and is " + dumped(type).substr(0, 60), param);
   }
   const auto holder = format.value("json_schema", Json());
   if (!holder.is_object() || !holder.contains("schema")) {
-    throw bad_request("'response_format.json_schema' takes an object with a schema", "response_format");
+    throw bad_request("'" + param + ".json_schema' takes an object with a schema", param);
   }
-  return read_schema(holder["schema"], "response_format");
+  return read_schema(holder["schema"], param);
 }
 
 Filters filters(Schema schema, const Model& model) {
@@ -681,13 +680,13 @@ Filters filters(Schema schema, const Model& model) {
 
 }  // namespace
 
-Filters filters_for(const Json& response_format, const Model& model) {
+Filters filters_for(const Json& format, const std::string& param, const Model& model) {
   const Filters none = [] { return nullptr; };
-  if (response_format.is_null()) return none;
-  if (!response_format.is_object()) throw bad_request("'response_format' takes an object", "response_format");
-  if (response_format.value("type", Json()) == "text") return none;
-  check_end_tokens(model, "response_format");
-  return filters(schema_of(response_format), model);
+  if (format.is_null()) return none;
+  if (!format.is_object()) throw bad_request("'" + param + "' takes an object", param);
+  if (format.value("type", Json()) == "text") return none;
+  check_end_tokens(model, param);
+  return filters(schema_of(format, param), model);
 }
 
 Filters call_filters(const Json& tools, const Model& model) {

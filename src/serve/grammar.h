@@ -14,9 +14,9 @@ namespace gka::serve {
 /// Makes a filter for each answer: it follows its own.
 using Filters = std::function<std::shared_ptr<infer::TokenFilter>()>;
 
-/// They make nothing for {"type": "text"} and null. Throws Problem where the format or its schema asks for something
-/// unknown.
-Filters filters_for(const Json& response_format, const Model& model);
+/// They make nothing for {"type": "text"} and null. `param`: what the request calls the format. Throws Problem where it
+/// or its schema asks for something unknown.
+Filters filters_for(const Json& format, const std::string& param, const Model& model);
 /// {"name": …, "arguments": …} of one of the tools, and nothing after it.
 Filters call_filters(const Json& tools, const Model& model);
 

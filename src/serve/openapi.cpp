@@ -59,6 +59,64 @@ constexpr std::string_view kComponents = R"({
             "properties": {"role": {"const": "assistant"}, "content": {"type": ["string", "null"]},
               "reasoning_content": {"type": "string"},
               "tool_calls": {"type": "array", "items": {"$ref": "#/components/schemas/ToolCall"}}}}}}}}},
+  "InputItem": {"type": "object", "anyOf": [
+    {"required": ["role", "content"], "properties": {
+      "type": {"enum": ["message", null]}, "role": {"enum": ["user", "system", "developer"]},
+      "content": {"$ref": "#/components/schemas/ItemContent"}, "status": {"$ref": "#/components/schemas/ItemStatus"},
+      "id": {"type": ["string", "null"]}}},
+    {"required": ["role", "content"], "properties": {
+      "type": {"enum": ["message", null]}, "role": {"const": "assistant"},
+      "content": {"anyOf": [
+        {"$ref": "#/components/schemas/ItemContent"},
+        {"type": "array", "items": {"type": "object", "required": ["type", "refusal"],
+                                    "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}}}}]},
+      "status": {"$ref": "#/components/schemas/ItemStatus"}, "id": {"type": ["string", "null"]}}},
+    {"required": ["type", "call_id", "name", "arguments"], "properties": {
+      "type": {"const": "function_call"}, "call_id": {"type": "string"}, "name": {"type": "string"},
+      "arguments": {"type": "string"}, "status": {"$ref": "#/components/schemas/ItemStatus"},
+      "id": {"type": ["string", "null"]}}},
+    {"required": ["type", "call_id", "output"], "properties": {
+      "type": {"const": "function_call_output"}, "call_id": {"type": "string"},
+      "output": {"$ref": "#/components/schemas/ItemContent"}, "status": {"$ref": "#/components/schemas/ItemStatus"},
+      "id": {"type": ["string", "null"]}}},
+    {"required": ["type", "id"], "properties": {"type": {"const": "item_reference"}, "id": {"type": "string"}}},
+    {"required": ["type"], "properties": {
+      "type": {"const": "reasoning"},
+      "content": {"type": ["array", "null"],
+                  "items": {"type": "object", "required": ["type", "text"],
+                            "properties": {"type": {"const": "reasoning_text"}, "text": {"type": "string"}}}},
+      "status": {"$ref": "#/components/schemas/ItemStatus"}, "id": {"type": ["string", "null"]}}}]},
+  "ItemContent": {"anyOf": [
+    {"type": "string"},
+    {"type": "array", "items": {"type": "object", "required": ["type", "text"],
+                                "properties": {"type": {"enum": ["input_text", "output_text", "text"]},
+                                               "text": {"type": "string"}}}}]},
+  "ItemStatus": {"enum": ["in_progress", "completed", "incomplete", null]},
+  "OutputItem": {"type": "object", "required": ["id", "type", "status"],
+    "properties": {"id": {"type": "string"}, "type": {"enum": ["message", "reasoning", "function_call"]},
+      "status": {"enum": ["completed", "incomplete"]}, "role": {"const": "assistant"}, "content": {"type": "array"},
+      "summary": {"type": "array"}, "call_id": {"type": "string"}, "name": {"type": "string"},
+      "arguments": {"type": "string"}}},
+  "Response": {"type": "object",
+    "required": ["id", "object", "created_at", "status", "error", "incomplete_details", "model", "output", "usage",
+                 "parallel_tool_calls", "tool_choice", "tools", "gka"],
+    "properties": {"id": {"type": "string"}, "object": {"const": "response"}, "created_at": {"type": "integer"},
+      "status": {"enum": ["completed", "incomplete"]}, "model": {"type": "string"},
+      "incomplete_details": {"type": ["object", "null"]},
+      "output": {"type": "array", "items": {"$ref": "#/components/schemas/OutputItem"}},
+      "parallel_tool_calls": {"type": "boolean"}, "tools": {"type": "array"}, "gka": {"$ref": "#/components/schemas/Own"},
+      "usage": {"type": "object",
+        "required": ["input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"],
+        "properties": {"input_tokens": {"type": "integer"}, "output_tokens": {"type": "integer"},
+          "total_tokens": {"type": "integer"},
+          "input_tokens_details": {"type": "object", "properties": {"cached_tokens": {"type": "integer"}}},
+          "output_tokens_details": {"type": "object", "properties": {"reasoning_tokens": {"type": "integer"}}}}}}},
+  "DeletedResponse": {"type": "object", "required": ["id", "object", "deleted"], "properties": {
+    "id": {"type": "string"}, "object": {"const": "response"}, "deleted": {"const": true}}},
+  "Items": {"type": "object", "required": ["object", "data", "first_id", "last_id", "has_more"], "properties": {
+    "object": {"const": "list"}, "first_id": {"type": "string"}, "last_id": {"type": "string"},
+    "has_more": {"type": "boolean"}, "data": {"type": "array", "items": {"type": "object", "required": ["id", "type"],
+    "properties": {"id": {"type": "string"}, "type": {"type": "string"}}}}}},
   "Model": {"type": "object", "required": ["id", "object", "created", "owned_by", "max_model_len", "gka"],
     "properties": {"id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"},
       "owned_by": {"type": "string"}, "max_model_len": {"type": "integer"}, "gka": {"type": "object"}}},
@@ -156,6 +214,7 @@ Json needed(Action action) {
 Json body_of(Action action) {
   if (action == Action::completions) return schema_of(kCompletions);
   if (action == Action::chat) return schema_of(kChat);
+  if (action == Action::respond) return schema_of(kResponses);
   Json body{{"type", "object"}, {"properties", Json::object()}, {"additionalProperties", false}};
   for (const auto& part : parts_of(action)) {
     auto& property = body["properties"][std::string(part.name)] = or_null(Json::parse(part.schema));
@@ -174,6 +233,10 @@ std::string answer_of(Action action) {
     case Action::model: return "Model";
     case Action::completions: return "Completion";
     case Action::chat: return "ChatCompletion";
+    case Action::respond:
+    case Action::response: return "Response";
+    case Action::delete_response: return "DeletedResponse";
+    case Action::response_items: return "Items";
     case Action::tokenize: return "Tokens";
     case Action::detokenize: return "Text";
     case Action::tokenizer_info: return "TokenizerInfo";
@@ -199,8 +262,30 @@ Json content_of(Action action) {
   if (action == Action::metrics) return {{"text/plain", Json::object()}};
   if (name.empty()) return {{"application/json", Json::object()}};
   Json content{{"application/json", {{"schema", {{"$ref", "#/components/schemas/" + name}}}}}};
-  if (action == Action::completions || action == Action::chat) content["text/event-stream"] = Json::object();
+  const bool streams = action == Action::completions || action == Action::chat || action == Action::respond;
+  if (streams) content["text/event-stream"] = Json::object();
   return content;
+}
+
+Json parameter(const char* name, const char* about, Json schema) {
+  return {{"name", name}, {"in", "query"}, {"required", false}, {"description", about}, {"schema", std::move(schema)}};
+}
+
+/// What may stand behind a path's question mark.
+std::vector<Json> query_of(Action action, const Described& about) {
+  const Json text{{"type", "string"}};
+  switch (action) {
+    case Action::tokenizer_info:
+      return {parameter("model", "One of /v1/models; without it the first",
+                        about.models.empty() ? text : Json{{"enum", about.models}})};
+    case Action::response_items:
+      return {parameter("order", "The newest first (desc), or the oldest", {{"enum", {"asc", "desc"}}}),
+              parameter("limit", "How many at most; 20 without it",
+                        {{"type", "integer"}, {"minimum", 1}, {"maximum", 100}}),
+              parameter("after", "The id of the item before the first", text)};
+    case Action::response: return {parameter("stream", "A response that is kept comes whole", {{"const", false}})};
+    default: return {};
+  }
 }
 
 /// A field whose schema has one type is of it, and so are the objects of a list.
@@ -264,14 +349,7 @@ Json openapi(const Described& about) {
       operation["parameters"] =
           Json::array({{{"name", "id"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}}});
     }
-    if (route.action == Action::tokenizer_info) {
-      operation["parameters"] =
-          Json::array({{{"name", "model"},
-                        {"in", "query"},
-                        {"required", false},
-                        {"description", "One of /v1/models; without it the first"},
-                        {"schema", about.models.empty() ? Json{{"type", "string"}} : Json{{"enum", about.models}}}}});
-    }
+    for (const auto& parameter : query_of(route.action, about)) operation["parameters"].push_back(parameter);
     if (about.keys && !route.open) operation["security"] = Json::array({{{"bearer", Json::array()}}});
     auto method = std::string(route.method);
     for (auto& c : method) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

@@ -154,22 +154,23 @@ std::int64_t memory_tokens(const Model& model, const std::string& id) {
 }
 
 /// How long the answer may get; throws where prompt and answer do not fit.
-std::int64_t longest_answer(const Model& model, const Ask& ask, bool chat, std::int64_t prompt, std::int64_t before) {
-  const auto context = model.engine->context();
+std::int64_t longest_answer(const Plan& plan, const Called& names, std::int64_t prompt, std::int64_t before) {
+  const auto& ask = plan.ask;
+  const auto context = plan.model->engine->context();
   const auto room = context - prompt - before;
   const auto asked = ask.max_completion_tokens ? ask.max_completion_tokens : ask.max_tokens;
-  const std::string param = chat ? "messages" : "prompt";
   if (room < 0 || (room == 0 && asked.value_or(1) > 0)) {
     throw bad_request("the prompt has " + std::to_string(prompt + before) + " tokens, and the longest sequence is " +
                           std::to_string(context),
-                      param, "context_length_exceeded");
+                      names.prompt, "context_length_exceeded");
   }
   if (asked && *asked > room) {
-    throw bad_request("the prompt's " + std::to_string(prompt + before) + " tokens and max_tokens of " +
+    const auto name = ask.max_completion_tokens ? names.longest : "max_tokens";
+    throw bad_request("the prompt's " + std::to_string(prompt + before) + " tokens and " + name + " of " +
                           std::to_string(*asked) + " are more than the longest sequence of " + std::to_string(context),
-                      ask.max_completion_tokens ? "max_completion_tokens" : "max_tokens", "context_length_exceeded");
+                      name, "context_length_exceeded");
   }
-  return asked.value_or(chat ? room : std::min<std::int64_t>(room, 16));
+  return asked.value_or(plan.chat ? room : std::min<std::int64_t>(room, 16));
 }
 
 /// After every token that ends a message.
@@ -205,7 +206,7 @@ struct Tools {
   Json offered, forced;
 };
 
-Tools choose_tools(const Ask& ask) {
+Tools choose_tools(const Ask& ask, const Called& names) {
   Tools tools{.offered = ask.tools.is_array() && !ask.tools.empty() ? ask.tools : Json(nullptr), .forced = nullptr};
   auto choice = ask.tool_choice;
   const bool some = choice.is_object() && choice.value("type", Json()) == "allowed_tools";
@@ -227,13 +228,13 @@ Tools choose_tools(const Ask& ask) {
   }
   if (tools.offered.is_null()) throw wrong_choice("insists on a call, and 'tools' has none to call");
   if (ask.response_format.is_object() && ask.response_format.value("type", Json()) != "text") {
-    throw wrong_choice("insists on a call, and 'response_format' on something else");
+    throw wrong_choice("insists on a call, and '" + names.format + "' on something else");
   }
   tools.forced = choice == "required" ? tools.offered : tools_named(tools.offered, {name});
   return tools;
 }
 
-std::vector<Prompt> chat_prompt(Plan& plan) {
+std::vector<Prompt> chat_prompt(Plan& plan, const Called& names) {
   const auto& ask = plan.ask;
   const auto& model = *plan.model;
   if (!ask.template_values.is_null() && !ask.template_values.is_object()) {
@@ -246,14 +247,15 @@ std::vector<Prompt> chat_prompt(Plan& plan) {
   if (!ask.modalities.is_null() && ask.modalities != Json::array({"text"})) {
     throw bad_request("'modalities' takes [\"text\"]: text is what this model makes", "modalities");
   }
-  const auto tools = choose_tools(ask);
+  const auto tools = choose_tools(ask, names);
   plan.forced = tools.forced;
   const bool use_tools = !tools.offered.is_null();
   auto text = model.chat.render({.messages = ask.messages,
                                  .tools = tools.offered,
                                  .values = ask.template_values,
                                  .add_generation_prompt = ask.add_generation_prompt,
-                                 .continue_final_message = ask.continue_final_message});
+                                 .continue_final_message = ask.continue_final_message,
+                                 .param = names.prompt});
   auto tail = text.bytes();
   while (!tail.empty() && (tail.back() == '\n' || tail.back() == ' ')) tail.pop_back();
   plan.answer.tools = use_tools;
@@ -314,14 +316,16 @@ Problem problem_of(const infer::Refused& refused) {
   return problem;
 }
 
-Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
+Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint, Json before) {
   Plan plan{.model = std::move(model),
-            .chat = endpoint == kChat,
+            .chat = endpoint != kCompletions,
             .ask = std::move(ask),
             .requests = {},
             .echoes = {},
             .stops = {},
             .answer = {}};
+  const auto names = called(endpoint);
+  if (endpoint == kResponses) plan.response = read_response_request(plan.ask, std::move(before));
   const auto& asked = plan.ask;
   if (!asked.suffix.empty()) {
     throw bad_request("'suffix' is refused: this model continues a text, it does not fill in between", "suffix");
@@ -333,8 +337,7 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
     throw bad_request("'best_of' takes the same number as 'n'; choosing among more is not done here", "best_of");
   }
   if (plan.chat ? asked.messages.is_null() : asked.prompt.is_null()) {
-    const std::string missing = plan.chat ? "messages" : "prompt";
-    throw bad_request("'" + missing + "' is missing", missing, "missing_field");
+    throw bad_request("'" + names.prompt + "' is missing", names.prompt, "missing_field");
   }
   if (!asked.stream_options.is_null()) {
     if (!asked.stream_options.is_object()) throw bad_request("'stream_options' takes an object", "stream_options");
@@ -343,8 +346,8 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
   plan.logprobs = read_logprobs(asked, plan.chat);
   plan.stops = read_stops(asked.stop);
   auto base = base_request(*plan.model, asked);
-  const auto before = memory_tokens(*plan.model, asked.memory);
-  const auto prompts = plan.chat ? chat_prompt(plan) : read_prompts(*plan.model, asked);
+  const auto remembered = memory_tokens(*plan.model, asked.memory);
+  const auto prompts = plan.chat ? chat_prompt(plan, names) : read_prompts(*plan.model, asked);
   if (plan.chat && plan.stops.empty()) plan.stops = plan.model->chat.stops();
   if (prompts.size() * static_cast<std::size_t>(asked.n) > kMostChoices) {
     throw bad_request("'n' times the number of prompts is at most 1024", "n");
@@ -352,17 +355,16 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint) {
   plan.explain_prompt = asked.prompt_logprobs.has_value();
   base.prompt_logprobs = plan.explain_prompt || (asked.echo && plan.logprobs >= 0);
   base.top_logprobs = std::max<std::int64_t>(plan.logprobs, asked.prompt_logprobs.value_or(0));
-  const auto filters =
-      plan.forced.is_null() ? filters_for(asked.response_format, *plan.model) : call_filters(plan.forced, *plan.model);
+  const auto filters = plan.forced.is_null() ? filters_for(asked.response_format, names.format, *plan.model)
+                                             : call_filters(plan.forced, *plan.model);
   const auto seed = asked.seed ? static_cast<std::uint64_t>(*asked.seed) : fresh_seed();
   for (const auto& prompt : prompts) {
-    if (prompt.tokens.empty() && before == 0) {
-      throw bad_request("the prompt is empty; the model needs at least one token", plan.chat ? "messages" : "prompt");
+    if (prompt.tokens.empty() && remembered == 0) {
+      throw bad_request("the prompt is empty; the model needs at least one token", names.prompt);
     }
     auto request = base;
     request.prompt = prompt.tokens;
-    request.max_tokens =
-        longest_answer(*plan.model, asked, plan.chat, static_cast<std::int64_t>(prompt.tokens.size()), before);
+    request.max_tokens = longest_answer(plan, names, static_cast<std::int64_t>(prompt.tokens.size()), remembered);
     if (request.min_tokens > request.max_tokens) {
       throw bad_request("'min_tokens' is more than the answer may have (" + std::to_string(request.max_tokens) + ")",
                         "min_tokens");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,12 +10,14 @@
 #include "serve/answer.h"
 #include "serve/fields.h"
 #include "serve/model.h"
+#include "serve/response_request.h"
 
 namespace gka::serve {
 
 struct Plan {
   std::shared_ptr<const Model> model;
   bool chat = false;
+  std::optional<ResponseRequest> response{};  // asked of /v1/responses: chat, but for the form of its answer
   Ask ask;
   std::vector<infer::Request> requests;  // one for each choice, in their order
   std::vector<std::string> echoes;       // the prompt's text of each choice, where it is echoed
@@ -26,8 +29,8 @@ struct Plan {
   bool explain_prompt = false;  // prompt_logprobs
 };
 
-/// Throws Problem.
-Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint);
+/// `before`: the items of the conversation that a response goes on from. Throws Problem.
+Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint, Json before = Json::array());
 
 /// Token ids of a JSON list, each checked against the vocabulary. Throws Problem.
 Tokens read_tokens(const Json& list, const Model& model, const std::string& param);

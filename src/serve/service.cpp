@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
-#include <random>
 #include <set>
 
 #include "data/unicode.h"
 #include "gka/info.h"
 #include "serve/completion.h"
+#include "serve/ids.h"
 #include "serve/keys.h"
 #include "serve/log.h"
 #include "serve/metrics.h"
@@ -53,19 +53,11 @@ Match find_route(std::string_view method, std::string_view path) {
   return match;
 }
 
-std::string random_id() {
-  static constexpr const char* kDigits = "0123456789abcdef";
-  thread_local std::mt19937_64 random{std::random_device{}()};
-  std::string id;
-  for (int i = 0; i < 24; ++i) id += kDigits[random() % 16];
-  return id;
-}
-
 /// A request's own id, where it is one that may go into a log and a header.
 std::string request_id(const http::Request& request) {
   const std::string given(request.header("x-request-id"));
   const auto plain = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.'; };
-  return !given.empty() && given.size() <= 64 && std::ranges::all_of(given, plain) ? given : random_id();
+  return !given.empty() && given.size() <= 64 && std::ranges::all_of(given, plain) ? given : fresh_id();
 }
 
 /// A host as --host has it or as the header Host does, with or without a port.
@@ -74,6 +66,22 @@ bool loopback(std::string_view host) {
   const auto colon = host.starts_with('[') ? host.find("]:") : host.rfind(':');
   if (colon != std::string_view::npos) host = host.substr(0, host.starts_with('[') ? colon + 1 : colon);
   return host == "localhost" || host == "127.0.0.1" || host == "[::1]" || host.starts_with("127.");
+}
+
+/// Of the actions that answer from a model's tokens, and nothing of the others.
+std::optional<Endpoint> endpoint_of(Action action) {
+  switch (action) {
+    case Action::completions: return kCompletions;
+    case Action::chat: return kChat;
+    case Action::respond: return kResponses;
+    default: return std::nullopt;
+  }
+}
+
+/// The name of an answer. A response's may be asked for again, so that no client can choose it.
+std::string answer_id(Endpoint endpoint, const std::string& request) {
+  if (endpoint == kResponses) return "resp_" + fresh_id();
+  return (endpoint == kChat ? "chatcmpl-" : "cmpl-") + request;
 }
 
 Json memory_json(const infer::MemoryInfo& memory, const Model& model) {
@@ -115,6 +123,7 @@ class Service::Core {
   explicit Core(ServiceOptions options)
       : options_(std::move(options)),
         keys_(options_.keys),
+        responses_(options_.stored),
         log_(options_.log_json, options_.quiet),
         server_(
             options_.http, [this](const ExchangePtr& exchange) { handle(exchange); },
@@ -298,7 +307,7 @@ class Service::Core {
                     "", "unsupported_encoding");
     }
     if (draining_ && call.request().method == "POST") throw Problem(503, "the server is stopping", "", "stopping");
-    if (call.route->action == Action::completions || call.route->action == Action::chat) return start_completion(call);
+    if (const auto endpoint = endpoint_of(call.route->action)) return start_completion(call, *endpoint);
     if (call.route->place == Place::here) return answer(call);
     ++busy_;
     const bool slow = call.route->place == Place::slow;
@@ -383,22 +392,23 @@ class Service::Core {
 
   // --- completions
 
-  void start_completion(const Call& call) {
+  void start_completion(const Call& call, Endpoint endpoint) {
     auto& streams = streams_[call.key];
     if (options_.streams_per_key > 0 && streams >= options_.streams_per_key) {
       throw busy("this key has " + std::to_string(streams) + " requests running, and may have " +
                  std::to_string(options_.streams_per_key));
     }
-    const bool chat = call.route->action == Action::chat;
     const auto completion = std::make_shared<Completion>(
-        (chat ? "chatcmpl-" : "cmpl-") + call.request_id, call.exchange,
+        answer_id(endpoint, call.request_id), call.exchange,
         Completion::Surroundings{
             .post = [this](std::function<void()> task) { server_.post(std::move(task)); },
             .metrics = &metrics_,
             .on_done = [this, call](const Completion& done,
-                                    const std::string& outcome) { finished(call, done, outcome); }});
-    const bool taken = workers_->add(
-        [this, call, completion, chat] { prepare(call, completion, chat ? kChat : kCompletions); }, options_.queue);
+                                    const std::string& outcome) { finished(call, done, outcome); },
+            .keep = [this, key = call.key](const Json& response,
+                                           const Json& items) { responses_.keep(key, response, items); }});
+    const bool taken =
+        workers_->add([this, call, completion, endpoint] { prepare(call, completion, endpoint); }, options_.queue);
     if (!taken) throw busy("too many requests wait already");
     ++streams;
     active_.insert(completion);
@@ -415,7 +425,11 @@ class Service::Core {
       auto ask = read_ask(body, endpoint);
       const auto model = model_of(ask);
       if (!model->defaults.empty()) ask = read_ask(with_defaults(std::move(body), *model), endpoint);
-      completion->submit(make_plan(model, std::move(ask), endpoint));
+      auto before = Json::array();
+      if (!ask.previous_response_id.empty()) before = responses_.conversation(call.key, ask.previous_response_id);
+      if (endpoint == kResponses) responses_.resolve(call.key, ask.input);
+      ask.store = ask.store && responses_.any();
+      completion->submit(make_plan(model, std::move(ask), endpoint, std::move(before)));
     } catch (const Problem& problem) {
       refuse_later(problem);
     } catch (const std::exception& error) {
@@ -487,6 +501,11 @@ class Service::Core {
       case Action::detokenize: return detokenize(parse_body(call.request().body));
       case Action::tokenizer_info: return tokenizer_info(call.request().parameter("model"));
       case Action::apply_template: return apply_template(parse_body(call.request().body));
+      case Action::response: return response(call);
+      case Action::response_items: return response_items(call);
+      case Action::delete_response:
+        responses_.remove(call.key, call.id);
+        return {{"id", call.id}, {"object", "response"}, {"deleted", true}};
       case Action::memories: return memories();
       case Action::memory: return memory(call.id);
       case Action::create_memory: return create_memory(parse_body(call.request().body));
@@ -499,6 +518,7 @@ class Service::Core {
       case Action::page:  // these do not answer with one JSON object, and are taken elsewhere
       case Action::completions:
       case Action::chat:
+      case Action::respond:
       case Action::metrics: break;
     }
     throw Problem(404, "there is nothing here");
@@ -597,6 +617,23 @@ class Service::Core {
     const auto model = model_of(body);
     const auto text = rendered(*model, body);
     return {{"prompt", text.bytes()}, {"tokens", model->encoder.encode(text)}};
+  }
+
+  // --- responses that are kept
+
+  Json response(const Call& call) {
+    const auto stream = call.request().parameter("stream");
+    if (!stream.empty() && stream != "false") {
+      throw bad_request("'stream' takes false: a response that is kept comes whole", "stream");
+    }
+    return responses_.response(call.key, call.id);
+  }
+
+  Json response_items(const Call& call) {
+    const auto& request = call.request();
+    return page_of(responses_.items(call.key, call.id), {.order = std::string(request.parameter("order")),
+                                                         .limit = std::string(request.parameter("limit")),
+                                                         .after = std::string(request.parameter("after"))});
   }
 
   // --- memories
@@ -738,6 +775,7 @@ class Service::Core {
 
   ServiceOptions options_;
   Keys keys_;
+  ResponseStore responses_;
   Log log_;
   Metrics metrics_;
   std::vector<std::shared_ptr<Model>> models_;

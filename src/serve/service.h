@@ -14,6 +14,7 @@
 
 #include "serve/http.h"
 #include "serve/model.h"
+#include "serve/response_store.h"
 
 namespace gka::serve {
 
@@ -23,6 +24,7 @@ struct ServiceOptions {
   std::vector<std::string> cors;     // origins whose pages may call; "*": any
   std::int64_t streams_per_key = 0;  // requests one key may have running; 0: no limit
   std::size_t queue = 1024;          // requests that may wait to be read
+  ResponseStore::Limits stored{};    // responses that are kept
   std::chrono::milliseconds drain_limit{30'000};
   std::chrono::milliseconds heartbeat{15'000};  // a stream that has nothing to say for so long says that it lives
   int threads = 2;                              // that read requests: JSON, templates, tokens

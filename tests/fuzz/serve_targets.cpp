@@ -58,7 +58,7 @@ int fuzz_request(Bytes bytes) {
   };
   if (failure != failure_in_pieces || !std::ranges::equal(requests, again, same)) std::abort();
   for (const auto& request : requests) {
-    for (const auto endpoint : {serve::kCompletions, serve::kChat}) {
+    for (const auto endpoint : {serve::kCompletions, serve::kChat, serve::kResponses}) {
       expect_sentence([&] {
         const auto plan = serve::make_plan(model, serve::read_ask(serve::parse_body(request.body), endpoint), endpoint);
         for (const auto& choice : plan.requests) {

@@ -39,10 +39,12 @@ NAMES = [
     *["prompt", "messages", "max_tokens", "stop", "n", "logprobs", "stream", "echo", "iterations", "memory", "tools"],
     *["response_format", "logit_bias", "seed", "temperature", "certainty", "stream_options", "chat_template_kwargs"],
     *["input", "keep_tokens", "content", "tokens", "top_logprobs", "min_tokens", "stop_token_ids", "model"],
+    *["instructions", "text", "include", "store", "previous_response_id", "reasoning", "metadata", "truncation"],
     *["prompt\\u0000"],
 ]
 PATHS = [
     *["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/memories", "/apply-template"],
+    *["/v1/responses", "/v1/responses/x", "/v1/responses/x/input_items?limit=%00&order=1e9"],
     *[
         "/v1/memories/x/fork",
         "/v1/models/x",
@@ -52,6 +54,12 @@ PATHS = [
         "/%2e%2e/etc",
         "/" + "a" * 9000,
     ],
+]
+INPUTS = [
+    '"x"',
+    '[{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, {"type": "reasoning", "summary": []}]',
+    '[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}, '
+    '{"type": "function_call_output", "call_id": "c", "output": "x"}, {"role": "user", "content": "x"}]',
 ]
 BYTES = [
     b"\xff",
@@ -81,6 +89,8 @@ HEADERS = [
 def body_of(rng, path):
     chat = "chat" in path or "apply" in path
     fields = ['"messages": [{"role": "user", "content": "x"}]' if chat else '"prompt": "x"', '"max_tokens": 3']
+    if "responses" in path:
+        fields = [f'"input": {rng.choice(INPUTS)}', '"max_output_tokens": 3']
     for _ in range(rng.randrange(3)):
         fields.insert(rng.randrange(len(fields) + 1), f'"{rng.choice(NAMES)}": {rng.choice(VALUES)}')
     kind = rng.random()

@@ -398,6 +398,15 @@ def test_a_call_cannot_be_parallel_to_one_that_is_insisted_on(qwen):
     qwen.wait_until_idle()
 
 
+def test_no_two_calls_of_a_request_have_one_id(qwen):
+    body = chat(CALLS, tools=TOOLS, n=2)
+    whole = qwen.post("/v1/chat/completions", body)["choices"]
+    ids = [call["id"] for choice in whole for call in choice["message"]["tool_calls"]]
+    deltas = [event["choices"][0]["delta"] for event in qwen.stream("/v1/chat/completions", body)]
+    told = [call["id"] for delta in deltas for call in delta.get("tool_calls", []) if "id" in call]
+    assert len(set(ids)) == len(ids) == len(set(told)) == len(told) == 4
+
+
 def test_tool_calls_in_the_hermes_form_are_read_whole_and_streamed(qwen):
     client = OpenAI(base_url=f"{qwen.address}/v1", api_key="none", _strict_response_validation=True)
     whole = client.chat.completions.create(model="fake", tools=TOOLS, **chat(CALLS))
@@ -673,25 +682,34 @@ def test_a_mistake_in_another_body_is_named_too(server, path, body, param):
     assert server.post(path, body, status=400)["error"]["param"] == param
 
 
-def test_a_field_that_is_null_is_left_out_and_the_ends_of_every_range_are_its_ends(server):
-    """What openapi.json says of a completion's fields is what the server does."""
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 1}),
+    ],
+)
+def test_a_field_that_is_null_is_left_out_and_the_ends_of_every_range_are_its_ends(server, path, body):
+    """What openapi.json says of an answer's fields is what the server does."""
     described = server.get("/openapi.json")
-    schema = described["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     fields = schema["properties"]
     nulls = {name: None for name in fields if name not in schema["required"]}
-    server.post("/v1/completions", {"prompt": "x", **nulls, "max_tokens": 1})
+    server.post(path, {**nulls, **body})
     defaults = {name: field["default"] for name, field in fields.items() if "default" in field}
-    server.post("/v1/completions", {"prompt": "x", **defaults, "max_tokens": 1})
+    server.post(path, {**defaults, **body})
     ranged = {name: field for name, field in fields.items() if {"minimum", "exclusiveMinimum"} & set(field)}
     assert len(ranged) > 10
+    # Those that depend on others, or on the queue.
+    depends = {"max_tokens", "min_tokens", "best_of", "n", "seed", "max_output_tokens", "top_logprobs"}
     for name, field in ranged.items():
         assert field["type"][1] == "null"
         low = field["minimum"] - 1 if "minimum" in field else field["exclusiveMinimum"]
         for value in [low, field["maximum"] + 1]:
-            error = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, name: value}, status=400)["error"]
+            error = server.post(path, {**body, name: value}, status=400)["error"]
             assert error["param"] == name
-        if name not in ("max_tokens", "min_tokens", "best_of", "n", "seed"):  # that depend on others, or on the queue
-            server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, name: field["maximum"]})
+        if name not in depends:
+            server.post(path, {**body, name: field["maximum"]})
     assert described["components"]["schemas"]["Token"]["maximum"] == 256
     assert "security" not in described["paths"]["/v1/models"]["get"]
 
@@ -959,10 +977,16 @@ def mutations(count, seed=0):
         "certainty",
         "stream_options",
         "chat_template_kwargs",
+        "text",
+        "include",
+        "metadata",
+        "reasoning",
     ]
     paths = [
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/responses/x/input_items",
         "/tokenize",
         "/detokenize",
         "/v1/memories",
@@ -975,6 +999,8 @@ def mutations(count, seed=0):
         body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
         path = rng.choice(paths)
         body.pop("messages" if "chat" not in path and "apply" not in path else "prompt")
+        if path == "/v1/responses":
+            body = {"input": [{"role": "user", "content": "x"}], "max_output_tokens": 3}
         for _ in range(rng.randrange(3)):
             body[rng.choice(names)] = rng.choice(values)
         data = bytearray(json.dumps(body).encode())

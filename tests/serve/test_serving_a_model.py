@@ -182,6 +182,27 @@ def test_certainty_and_solver_steps_of_a_model_with_gka_layers():
         assert server.post("/v1/completions", no_end, status=400)["error"]["param"] == "response_format"
 
 
+def test_a_conversation_of_responses_is_remembered_and_answered_as_chat_would_answer_it():
+    folder = Path(__file__).resolve().parents[2] / "experiments" / "hybrid" / "recall-8m"
+    told = "Anna lives in Lisbon. Marek has a rabbit. Zonadu drinks tea. Minna is in the garden. " * 4
+    asked = "What pet does Marek have?"
+    with started(PROGRAM, "serve", folder, "--port", "0", "--device", "cpu", "--stored-responses", "2") as server:
+        client = OpenAI(base_url=f"{server.address}/v1", api_key="none", _strict_response_validation=True)
+        ask = {"model": folder.name, "temperature": 0}
+        first = client.responses.create(input=told, max_output_tokens=12, **ask)
+        turns = [
+            {"role": "user", "content": told},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": asked},
+        ]
+        second = client.responses.create(input=asked, previous_response_id=first.id, max_output_tokens=12, **ask)
+        chat = client.chat.completions.create(messages=turns, max_tokens=12, **ask)
+    assert second.output_text == chat.choices[0].message.content
+    assert second.usage.input_tokens == chat.usage.prompt_tokens
+    cached = second.usage.input_tokens_details.cached_tokens
+    assert cached == second.gka["remembered_tokens"] and cached >= 64
+
+
 def test_a_folder_that_is_no_model_is_one_sentence(tmp_path):
     done = subprocess.run([PROGRAM, "serve", tmp_path, "--port", "0"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

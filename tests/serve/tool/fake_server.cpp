@@ -1,7 +1,7 @@
 // The server over an engine without a model, for the tests in Python: gka_fake_server key=value …
 //   folder=   with tokenizer files (none: bytes, and the plain chat template)     keys=a,b      step_us=   slots=
 //   queue=    streams=   max_body=   drain_ms=   cors=   context=   head_ms=   body_ms=   certificate=   key=   port=
-//   beat_ms=  host=
+//   beat_ms=  host=    responses=   response_bytes=
 // Prints the address once it listens, and stops on SIGTERM as `gka serve` does.
 #include <csignal>
 #include <filesystem>
@@ -49,6 +49,8 @@ int main(int argc, char** argv) {
   options.http.body_limit = std::chrono::milliseconds(number("body_ms", 10'000));
   options.drain_limit = std::chrono::milliseconds(number("drain_ms", 10'000));
   options.heartbeat = std::chrono::milliseconds(number("beat_ms", 15'000));
+  options.stored = {.responses = static_cast<std::size_t>(number("responses", 1000)),
+                    .bytes = static_cast<std::size_t>(number("response_bytes", 64 << 20))};
   if (given.count("host") != 0) options.http.host = given["host"];
   options.http.port = static_cast<int>(number("port", 0));
   options.http.certificate = given["certificate"];
