@@ -8,7 +8,11 @@ else()
 endif()
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
-  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
+  if(PROJECT_IS_TOP_LEVEL)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
+  else()  # in these folders alone: what else is in the project that includes gka keeps its flags, and its assertions
+    set(CMAKE_BUILD_TYPE Release)
+  endif()
 endif()
 
 set(CMAKE_CXX_STANDARD 20)

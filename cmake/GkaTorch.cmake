@@ -8,7 +8,6 @@
 #   GKA_TORCH_DIR      the folder that holds include/ and lib/ (…/site-packages/torch, or an unpacked LibTorch)
 #   GKA_TORCH_HINTS    folders to try, set by gkaConfig.cmake
 #   a Python           GKA_PYTHON, or else the Python that runs the build, an active virtual environment, .venv, python3
-include_guard(GLOBAL)
 
 set(GKA_TORCH_MINIMUM 2.10)
 
@@ -112,8 +111,9 @@ function(_gka_import_torch dir)
   # What libtorch_cpu.so itself needs (cuBLAS and so on) is found at run time, by its own path.
   # libstdc++ comes first: some libtorch.so export a std::filesystem of their own, part of which a program would call in
   # the place of its own and crash (remove_all of torch 2.11 for CUDA).
+  # One word, so that CMake keeps it together; in such a word it does not quote a path with spaces itself.
   target_link_libraries(gka::torch INTERFACE
-    "-Wl,--push-state,--no-as-needed,-l:libstdc++.so.6,${dir}/lib/libtorch.so,--pop-state" gka::torch_cpu gka::c10)
+    "-Wl,--push-state,--no-as-needed,-l:libstdc++.so.6,\"${dir}/lib/libtorch.so\",--pop-state" gka::torch_cpu gka::c10)
   target_link_options(gka::torch INTERFACE -Wl,--allow-shlib-undefined)
 endfunction()
 

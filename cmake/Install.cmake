@@ -4,6 +4,7 @@ include(CMakePackageConfigHelpers)
 set(GKA_CMAKE_DIR lib/cmake/gka)
 
 install(DIRECTORY include/gka DESTINATION include)
+install(FILES LICENSE DESTINATION share/gka)
 install(DIRECTORY configs DESTINATION share/gka FILES_MATCHING PATTERN "*.json")
 install(TARGETS gka_kernels EXPORT gkaKernels ARCHIVE DESTINATION lib)
 install(EXPORT gkaKernels NAMESPACE gka:: DESTINATION ${GKA_CMAKE_DIR})
@@ -34,8 +35,8 @@ if(TARGET gka_cuda_objects)
   set(GKA_NEEDS_CUDA ON)
 endif()
 
-configure_package_config_file(cmake/gkaConfig.cmake.in gkaConfig.cmake INSTALL_DESTINATION ${GKA_CMAKE_DIR})
-write_basic_package_version_file(gkaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES cmake/GkaTorch.cmake ${CMAKE_CURRENT_BINARY_DIR}/gkaConfig.cmake
-              ${CMAKE_CURRENT_BINARY_DIR}/gkaConfigVersion.cmake
-        DESTINATION ${GKA_CMAKE_DIR})
+# In a folder of their own, where find_package does not look when CMAKE_PREFIX_PATH names the build folder by mistake.
+set(package ${PROJECT_BINARY_DIR}/package)
+configure_package_config_file(cmake/gkaConfig.cmake.in ${package}/gkaConfig.cmake INSTALL_DESTINATION ${GKA_CMAKE_DIR})
+write_basic_package_version_file(${package}/gkaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES cmake/GkaTorch.cmake ${package}/gkaConfig.cmake ${package}/gkaConfigVersion.cmake DESTINATION ${GKA_CMAKE_DIR})

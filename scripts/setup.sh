@@ -80,6 +80,17 @@ check_python() {
     fail "$python is $($python --version 2>&1), and gka needs Python 3.10 or newer; name another with PYTHON=…"
 }
 
+# check_version NAME FOUND OLDEST ADVICE
+check_version() {
+  [ "$(printf '%s\n' "$2" "$3" | sort -V | head -1)" = "$3" ] || fail "$1 is $2, and gka needs $3 or newer; $4"
+}
+
+check_compilers() {
+  check_version cmake "$(cmake --version | sed -n '1s/[^0-9]*//p')" 3.25 "pip install cmake has one."
+  [ -n "${CXX:-}" ] || # of another one cmake says so itself
+    check_version g++ "$(g++ -dumpversion)" 12 "install another and name it (CXX=g++-12)."
+}
+
 # Of a file of pinned versions, unless the last time it was this very file.
 pip_install() {
   local file=$1 stamp=.venv/.$(basename "$1" .txt).sha256 wanted quiet=(-qq)
@@ -119,5 +130,6 @@ case "${1:-}" in
 *) fail "'$1' is not known; it takes --for-tests or nothing." ;;
 esac
 install_debian_packages
+check_compilers
 check_python
 install_python_packages

@@ -6,8 +6,10 @@
 //   if (engine == NULL) puts(gka_error());
 //
 // A function that fails returns null (or a negative number) and leaves one sentence in gka_error(), which is the
-// calling thread's own. Many threads may use an engine or a tokenizer at once, a stream one at a time. Texts are UTF-8
-// and end with 0; all that comes in is copied before the call returns. A fork has no engine: load it there.
+// calling thread's own. It fails where a pointer is null that leads to something: an engine, a request, a list that is
+// not empty; those that free take a null. Many threads may use an engine or a tokenizer at once, a stream one at a
+// time. Texts are UTF-8 and end with 0; all that comes in is copied before the call returns. A fork has no engine: load
+// it there.
 #pragma once
 
 #include <stdint.h>
@@ -67,13 +69,13 @@ typedef struct GkaMemory {
 
 const char* gka_error(void);
 
-void* gka_engine_load(const char* model, const GkaOptions* options);
+void* gka_engine_load(const char* model, const GkaOptions* options);  // null: all of them zero
 void gka_engine_free(void* engine);  // free its streams first
 int64_t gka_engine_vocabulary(void* engine);
 int64_t gka_engine_context(void* engine);
 
 void* gka_engine_submit(void* engine, const GkaRequest* request);
-/// 1: an event; 0: none came in so many milliseconds; −1: the stream is over.
+/// 1: an event; 0: none came in so many milliseconds (at most a year's); −1: the stream is over.
 int32_t gka_stream_next(void* stream, GkaEvent* event, int64_t milliseconds);
 void gka_stream_cancel(void* stream);  // its end comes soon
 void gka_stream_free(void* stream);    // cancels what still runs
@@ -88,7 +90,7 @@ int32_t gka_memory_delete(void* engine, const char* id);  // 1: it is gone; 0: t
 
 void* gka_tokenizer_load(const char* name);
 void gka_tokenizer_free(void* tokenizer);
-/// Both return how many there are, and write as many as there is room for.
+/// Both return how many there are, and write as many as there is room for. A number that is no token's adds nothing.
 int64_t gka_tokenizer_encode(void* tokenizer, const char* text, int64_t bytes, int64_t* ids, int64_t room);
 int64_t gka_tokenizer_decode(void* tokenizer, const int64_t* ids, int64_t count, char* text, int64_t room);
 /// How many bytes one token adds to a text, and where they are while the tokenizer lives: perhaps a part of a

@@ -24,6 +24,7 @@
 #include "base/lost_pages.h"
 #include "base/nearest.h"
 #include "cli/commands.h"
+#include "cli/help.h"
 #include "gka/info.h"
 
 namespace {
@@ -133,6 +134,7 @@ int run(int argc, char** argv) {
   }
 
   CLI::App app{kDescription, "gka"};
+  app.formatter(gka::cli::make_help_formatter());  // first, because subcommands inherit it
   app.set_version_flag("--version", std::string("gka ") + gka::version());
   app.require_subcommand(0, 1);
 

@@ -1,9 +1,12 @@
 #include "kernels/checks.h"
 
+#include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "base/limits.h"
 #include "kernels/problem.h"
@@ -37,8 +40,32 @@ bool any(std::initializer_list<std::int64_t> sizes) {
   return true;
 }
 
+/// A choice that was made from a number may be none of those that have a name.
+template <typename Enum>
+void check_choice(const std::string& name, Enum choice) {
+  const auto& names = names_of(choice);
+  if (std::ranges::any_of(names, [&](const auto& entry) { return entry.second == choice; })) return;
+  throw std::invalid_argument(name + " takes one of " + list_names<Enum>() + ", got number " +
+                              std::to_string(static_cast<int>(choice)));
+}
+
+using NamedView = std::pair<const char*, const View&>;
+
+/// Of those that are not left out.
+void check_types(std::initializer_list<NamedView> views) {
+  for (const auto& [name, view] : views) {
+    if (view) check_choice(std::string(name) + ".dtype", view.dtype);
+  }
+}
+
 void check_options(const Options& options) {
   check_size("options.iterations", options.iterations, 0, kMostIterations);
+  check_size("options.chunk", options.chunk, 0, kNone);
+  check_choice("options.part", options.part);
+  check_choice("options.solver", options.solver);
+  check_choice("options.gradient", options.gradient);
+  check_choice("options.ridge_mode", options.ridge_mode);
+  need(options.ridge >= 0 && std::isfinite(options.ridge), "options.ridge takes a finite number of at least 0");
   if (options.ridge_diagonal == nullptr) return;
   need(options.ridge_mode == RidgeMode::constant &&
            (options.solver == Solver::conjugate_gradient || options.solver == Solver::exact),
@@ -67,6 +94,8 @@ void check_heads(const Call& call, bool values) {
   need(call.key_group >= 1 && call.heads % call.key_group == 0, "key_group takes a divisor of heads");
   need(call.value_group >= 1 && call.heads % call.value_group == 0, "value_group takes a divisor of heads");
   check_options(call.options);
+  check_types({{"q", call.q}, {"k", call.k}, {"v", call.v}});
+  check_types({{"log_decay", call.log_decay}, {"beta", call.beta}, {"alpha", call.alpha}});
 }
 
 /// Queries, keys and, unless left out, values: there, and of one type.
@@ -94,7 +123,9 @@ void check_conv(const ShortConv& c) {
   check_size("batch", c.batch, 0, kNone);
   check_size("channels", c.channels, 0, kNone);
   check_size("width", c.width, 1, kMaxConvWidth);
-  need(c.activation != Activation::sigmoid, "activation takes none or silu");
+  need(c.activation == Activation::none || c.activation == Activation::silu, "activation takes none or silu");
+  check_choice("l2_norm", c.l2_norm);
+  check_types({{"x", c.x}, {"weight", c.weight}, {"bias", c.bias}, {"initial_state", c.initial_state}});
   if (c.l2_norm == L2Norm::none) return;
   check_size("head_dim", c.head_dim, 1, kMaxConvHead);
   need(c.channels % c.head_dim == 0, "head_dim takes a divisor of channels");
@@ -120,6 +151,8 @@ bool check(const GatedRmsNorm& n) {
   check_size("tokens", n.tokens, 0, kNone);
   check_size("heads", n.heads, 0, kNone);
   check_size("dim", n.dim, 1, kMaxNormDim);
+  check_choice("activation", n.activation);
+  check_types({{"x", n.x}, {"gate", n.gate}, {"weight", n.weight}});
   if (!any({n.batch, n.tokens, n.heads, n.dim})) return false;
   need(n.x.data != nullptr, "x takes the address of its first number, and is null");
   return true;
@@ -132,6 +165,7 @@ constexpr const char* kNoGradientOfY = "d_y takes the address of its first numbe
 
 void check(const Problem& p, const Outputs& out) {
   if (!check(p)) return;
+  check_types({{"o", out.o}});
   const Saved& s = out.saved;
   if (s.x == nullptr && s.norm == nullptr && s.h == nullptr && s.u == nullptr) return;
   need(!solves(p) || (s.x && s.norm && s.h), "saved takes room for x, norm and h, or for nothing");
@@ -140,6 +174,9 @@ void check(const Problem& p, const Outputs& out) {
 
 void check(const Problem& p, const Gradients& gradients) {
   need(!check(p) || gradients.d_o.data != nullptr, "d_o takes the address of its first number, and is null");
+  const auto& g = gradients;
+  check_types({{"d_o", g.d_o}, {"d_q", g.d_q}, {"d_k", g.d_k}, {"d_v", g.d_v}});
+  check_types({{"d_log_decay", g.d_log_decay}, {"d_beta", g.d_beta}, {"d_alpha", g.d_alpha}});
 }
 
 void check(const Problem& p, const Saved& saved, const Gradients& gradients) {
@@ -154,6 +191,7 @@ void check(const Step& s) {
   check_heads(s, /*values=*/true);
   if (!any({s.batch, s.heads})) return;
   check_inputs(s.q, s.k, &s.v);
+  check_types({{"o", s.o}});
   need(s.o && s.h && s.u, "o, h and u take the addresses of their first numbers, and one of them is null");
   check_indices(s.state_indices, s.batch);
   for (std::int64_t b = 0; s.iterations != nullptr && b < s.batch; ++b) {

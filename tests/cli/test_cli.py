@@ -1,11 +1,15 @@
 """The gka command, as pip installs it."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import gka_command
@@ -60,6 +64,36 @@ def test_help_lists_the_commands_and_shows_examples(arguments):
     assert done.returncode == 0
     assert "info " in done.stdout
     assert "Examples:" in done.stdout
+
+
+def help_in_a_terminal(columns, *command):
+    """What `--help` shows above the examples, as lines."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with subprocess.Popen([PROGRAM, *command, "--help"], stdout=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(ours, 1 << 16)
+            except OSError:  # how the end of a terminal is told
+                break
+    os.close(ours)
+    assert process.returncode == 0
+    return shown.decode().replace("\r", "").split("Examples:")[0].splitlines()
+
+
+@pytest.mark.parametrize("command", ["plot", "generate"])
+def test_help_fits_the_terminal(command):
+    piped = call(command, "--help").stdout.split("Examples:")[0].splitlines()
+    narrow, wide = help_in_a_terminal(80, command), help_in_a_terminal(400, command)
+    assert max(map(len, narrow)) <= 80 < max(map(len, wide)) <= 120
+    assert wide == piped
+    assert [word for line in narrow for word in line.split()] == [word for line in wide for word in line.split()]
+
+
+def test_help_of_all_commands_fits_too():
+    assert max(map(len, help_in_a_terminal(80)[2:])) <= 80
 
 
 def test_info_says_what_runs_and_why():

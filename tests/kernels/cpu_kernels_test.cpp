@@ -1,6 +1,7 @@
 // What is true of the CPU kernels alone: they cut work into threads, which may not show, and pick an instruction set.
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
@@ -107,6 +108,10 @@ TEST(CpuChecks, ACallThatForgetsASizeOrAnArrayIsRefusedAndNotLeftUndone) {
   EXPECT_EQ(wrong([](Problem& p) { p.key_dim = 300; }), "key_dim takes 1 to 256, got 300");
   EXPECT_EQ(wrong([](Problem& p) { p.value_dim = 0; }), "value_dim takes 1 to 256, got 0");
   EXPECT_EQ(wrong([](Problem& p) { p.options.iterations = -1; }), "options.iterations takes 0 to 10000, got -1");
+  EXPECT_EQ(wrong([](Problem& p) { p.options.chunk = -3; }), "options.chunk takes at least 0, got -3");
+  for (const double ridge : {-0.1, std::nan(""), HUGE_VAL}) {
+    EXPECT_EQ(wrong([&](Problem& p) { p.options.ridge = ridge; }), "options.ridge takes a finite number of at least 0");
+  }
   EXPECT_EQ(wrong([](Problem& p) { p.v = {}; }).substr(0, 11), "q, k and v ");
   EXPECT_EQ(wrong([](Problem& p) { p.k.dtype = DType::float64; }), "q, k and v take one type for all of them");
   EXPECT_EQ(wrong([&](Problem& p) { p.cu_seqlens = falling.data(); }), "batch takes 1 where there is cu_seqlens");
@@ -127,6 +132,24 @@ TEST(CpuChecks, ACallThatForgetsASizeOrAnArrayIsRefusedAndNotLeftUndone) {
   const std::array<double, 4> ridges{};
   EXPECT_EQ(wrong([&](Problem& p) { p.options.ridge_diagonal = ridges.data(); }).substr(0, 22),
             "options.ridge_diagonal");
+}
+
+TEST(CpuChecks, AChoiceThatHasNoNameIsRefused) {
+  const Case c(CaseSpec{.dtype = DType::float32, .batch = 1, .tokens = 5, .heads = 1, .key_dim = 4, .value_dim = 3});
+  const auto said = [&](const std::function<void(Problem&, Outputs&)>& spoil) {
+    auto results = c.outputs();
+    auto problem = c.problem();
+    auto outputs = results.pointers();
+    spoil(problem, outputs);
+    return refusal([&] { cpu::forward(problem, outputs, {}); });
+  };
+  EXPECT_EQ(said([](auto& p, auto&) { p.options.solver = static_cast<Solver>(99); }),
+            "options.solver takes one of " + list_names<Solver>() + ", got number 99");
+  EXPECT_EQ(said([](auto& p, auto&) { p.options.part = static_cast<Part>(3); }),
+            "options.part takes one of both, solve, memory, got number 3");
+  EXPECT_EQ(said([](auto& p, auto&) { p.beta.dtype = static_cast<DType>(7); }),
+            "beta.dtype takes one of float64, float32, bfloat16, float16, got number 7");
+  EXPECT_EQ(said([](auto&, auto& out) { out.o.dtype = static_cast<DType>(4); }).substr(0, 7), "o.dtype");
 }
 
 TEST(CpuChecks, RoomForAPartOfWhatIsSavedAndAnExecutorThatRunsNothingAreRefused) {

@@ -22,7 +22,7 @@ def build_dir():
 
 @pytest.fixture(scope="session")
 def prefix(build_dir, tmp_path_factory):
-    """What `cmake --install` puts down, moved elsewhere: it may lie anywhere."""
+    """What `cmake --install` puts down, moved elsewhere: it may lie anywhere, and in a folder with a space."""
     folder = tmp_path_factory.mktemp("prefix")
     run("cmake", "--install", build_dir, "--prefix", folder / "made")
-    return (folder / "made").rename(folder / "moved")
+    return (folder / "made").rename(folder / "moved here")

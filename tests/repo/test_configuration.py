@@ -1,5 +1,7 @@
 """Every part that is optional can be left out, and every part that is missing is named with what to do about it."""
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,64 @@ def test_asking_for_cuda_where_there_is_none_says_so_and_builds_the_rest(configu
     assert fine, text
     if not (root / "src/kernels/cuda/CMakeLists.txt").exists():
         assert "has no CUDA kernels yet: building the CPU kernels alone" in text
+
+
+def test_a_compiler_that_is_too_old_is_named(configure, tmp_path):
+    compiler = tmp_path / "old"
+    compiler.write_text('#!/bin/sh\nexec g++ -U__GNUC__ -D__GNUC__=11 "$@"\n')
+    compiler.chmod(0o755)
+    fine, text = configure(*KERNELS_ONLY, f"-DCMAKE_CXX_COMPILER={compiler}")
+    assert not fine
+    assert f"gka needs g++ 12 or clang 15 or newer, and {compiler} is GNU 11." in text
+
+
+def including(root, folder, targets, *options):
+    """A project that has gka's sources in itself; how each of its and of gka's files is compiled, by name."""
+    programs = "\n".join(
+        f"add_executable(of_{target} {target}.cpp)\ntarget_link_libraries(of_{target} PRIVATE gka::{target})"
+        for target in targets
+    )
+    (folder / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(mine LANGUAGES CXX)\nset(CMAKE_EXPORT_COMPILE_COMMANDS ON)\n"
+        f"include(FetchContent)\nFetchContent_Declare(gka SOURCE_DIR {root})\nFetchContent_MakeAvailable(gka)\n"
+        f"{programs}\n"
+    )
+    for target in targets:
+        (folder / f"{target}.cpp").write_text("int main() {}\n")
+    run("cmake", "-G", "Ninja", "-S", folder, "-B", folder / "build", *options)
+    listed = json.loads((folder / "build/compile_commands.json").read_text())
+    return {entry["file"]: shlex.split(entry["command"]) for entry in listed}
+
+
+def test_a_project_that_includes_gka_keeps_its_own_flags(root, tmp_path):
+    """Nobody chose Release for it: its assertions stay, while gka is fast."""
+    commands = including(root, tmp_path, ["kernels"], "-DGKA_BUILD_TORCH=OFF")
+    theirs, ours = commands[f"{tmp_path}/kernels.cpp"], commands[f"{root}/src/kernels/checks.cpp"]
+    assert f"-I{root}/include" in theirs
+    assert {"-O3", "-DNDEBUG", "-Wall"} & {*theirs} == set()
+    assert {"-O3", "-DNDEBUG"} <= {*ours}
+
+
+def test_a_project_that_includes_gka_has_all_of_its_libraries_and_neither_tests_nor_the_command(root, tmp_path):
+    absent = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ["GTest", "CLI11"]]
+    torch_dir = f"-DGKA_TORCH_DIR={Path(torch.__file__).parent}"
+    commands = including(root, tmp_path, ["gka", "engine", "models"], torch_dir, *absent)
+    for target in ["gka", "engine", "models"]:
+        assert f"-I{root}/include" in commands[f"{tmp_path}/{target}.cpp"]
+    assert f"-I{root}/src" in commands[f"{tmp_path}/models.cpp"], "the floors' headers"
+    assert [file for file in commands if file.startswith((f"{root}/tests", f"{root}/src/cli"))] == []
+
+
+def test_a_build_folder_is_not_taken_for_an_installation(configure, tmp_path):
+    fine, text = configure(*KERNELS_ONLY)
+    assert fine, text
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(asks LANGUAGES CXX)\nfind_package(gka REQUIRED)\n"
+    )
+    done = run(
+        "cmake", "-S", tmp_path, "-B", tmp_path / "asks", f"-DCMAKE_PREFIX_PATH={tmp_path / 'build'}", check=False
+    )
+    assert "Could not find a package configuration file" in done.stderr
 
 
 def test_the_presets_of_the_documentation_exist(root):

@@ -12,6 +12,8 @@ from torch.utils import cpp_extension
 
 import gka
 
+TORCH = Path(torch.__file__).parent
+
 
 def build_example(source, folder, *arguments):
     """Copies an example away from the repository, as a user would, and builds it there."""
@@ -22,7 +24,12 @@ def build_example(source, folder, *arguments):
 
 
 def test_another_cmake_project_finds_gka_and_runs(root, prefix, tmp_path):
-    build = build_example(root / "examples/cpp", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
+    place = tmp_path / "a torch"  # in a folder with a space, as that of a project may be
+    place.mkdir()
+    for name in ["include", "lib"]:
+        (place / name).symlink_to(TORCH / name)
+    asked = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DGKA_TORCH_DIR={place}"]
+    build = build_example(root / "examples/cpp", tmp_path / "my project", *asked)
     output = run(build / "recall").stdout
     assert f"gka {gka.__version__}" in output
     assert "Gated KalmaNet" in output
@@ -124,6 +131,23 @@ def test_a_component_has_the_name_of_its_target(prefix, tmp_path, components, ta
     assert "This gka has no component 'abacus'" in " ".join(done.stderr.split())
 
 
+def test_what_is_optional_may_be_missing(prefix, tmp_path):
+    """A program that uses the engine where there is torch, and the kernels anywhere."""
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(asks LANGUAGES CXX)\n"
+        "find_package(gka 0.1 REQUIRED COMPONENTS kernels OPTIONAL_COMPONENTS engine models)\n"
+        'message(STATUS "${gka_kernels_FOUND} ${gka_engine_FOUND} ${gka_models_FOUND}")\n'
+        "get_target_property(place gka::kernels LOCATION)\n"
+    )
+    said = {}
+    for name, option in [("without", "-DGKA_TORCH_DIR=/nowhere"), ("with", f"-DGKA_TORCH_DIR={TORCH}")]:
+        said[name] = run(
+            "cmake", "-G", "Ninja", "-S", tmp_path, "-B", tmp_path / name, f"-DCMAKE_PREFIX_PATH={prefix}", option
+        ).stdout
+    assert "-- TRUE FALSE FALSE" in said["without"]
+    assert "-- TRUE TRUE TRUE" in said["with"]
+
+
 def test_the_installed_program_finds_its_libraries_from_anywhere(prefix, tmp_path):
     environment = {"PATH": "/usr/bin:/bin"}
     assert run(prefix / "bin/gka", "--version", cwd=tmp_path, env=environment).stdout == f"gka {gka.__version__}\n"
@@ -185,7 +209,8 @@ def test_the_command_does_not_wait_for_torch(tmp_path):
     assert run(sys.executable, "-c", asked, cwd=tmp_path).stdout.split() == ["False", "True"]
 
 
-def test_configurations_are_installed(prefix, root):
+def test_configurations_are_installed_and_the_license(prefix, root):
+    assert (prefix / "share/gka/LICENSE").read_text() == (root / "LICENSE").read_text()
     there = prefix / "share/gka/configs"
     wanted = {path.relative_to(root / "configs") for path in (root / "configs").rglob("*.json")}
     assert {path.relative_to(there) for path in there.rglob("*") if path.is_file()} == wanted

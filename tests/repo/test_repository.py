@@ -1,5 +1,6 @@
 """Promises the repository makes about itself: one version, pinned packages, one direction of includes."""
 
+import os
 import re
 from importlib import metadata
 
@@ -70,3 +71,19 @@ def test_setting_up_a_second_time_does_nothing(root):
     if not (root / ".venv/.requirements.sha256").exists():
         pytest.skip("this checkout was not set up by scripts/setup.sh")
     assert run("scripts/setup.sh", cwd=root).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "says", "oldest"), [("cmake", "cmake version 3.22.1", "3.25"), ("g++", "11", "12")]
+)
+def test_setting_up_names_what_is_too_old(root, tmp_path, program, says, oldest):
+    if not (root / ".venv/.requirements.sha256").exists():
+        pytest.skip("this checkout was not set up by scripts/setup.sh")
+    (tmp_path / program).write_text(f"#!/bin/sh\necho {says}\n")
+    (tmp_path / program).chmod(0o755)
+    without_cxx = {name: value for name, value in os.environ.items() if name != "CXX"}
+    done = run(
+        "scripts/setup.sh", cwd=root, env={**without_cxx, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=False
+    )
+    assert done.returncode != 0
+    assert f"{program} is {says.split()[-1]}, and gka needs {oldest} or newer" in done.stderr

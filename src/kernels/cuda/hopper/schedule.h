@@ -92,7 +92,7 @@ inline Stages residuals_everywhere(int steps) {
 }
 
 /// As many steps as kGoal needs.
-constexpr int enough_steps(double rate) {
+inline int enough_steps(double rate) {
   const auto enough = static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate) - 1e-9));
   const int some = enough < 8 ? 8 : enough;
   return some + some % 2;
