@@ -8,6 +8,8 @@ gradient, which computes the memory again.
 import torch
 from torch import Tensor
 
+from . import _vmap
+
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
@@ -44,3 +46,4 @@ def _backward(ctx, d_o, d_state):
 
 
 torch.library.register_autograd("gka::memory_forward", _backward, setup_context=_keep)
+_vmap.register_rivals()
