@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _vmap
+from ._flops import count_rivals
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -47,3 +48,4 @@ def _backward(ctx, d_o, d_state):
 
 torch.library.register_autograd("gka::memory_forward", _backward, setup_context=_keep)
 _vmap.register_rivals()
+count_rivals()

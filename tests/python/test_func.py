@@ -170,6 +170,16 @@ def test_the_flop_counter_sees_the_operators():
     assert counter.get_total_flops() == forward + tokens * (2 * d * d * 5 + 6 * d * d + 8 * d * width)
 
 
+@pytest.mark.parametrize("rule, products", [("add", 2), ("delta", 3)])
+def test_the_flop_counter_sees_the_rivals_memories_as_the_recurrence_they_are(rule, products):
+    q, k, v, g, b, _ = inputs(batch=1, tokens=10, heads=2, d=4)
+    for device in ("cpu", "meta"):
+        tensors = [t.detach().to(device).requires_grad_() for t in (q, k, v, g, b)]
+        with FlopCounterMode(display=False) as counter:
+            gka.memory(*tensors, rule=rule)[0].sum().backward()
+        assert counter.get_total_flops() == 3 * 20 * products * 2 * 4 * 3  # forward once, backward twice that
+
+
 def test_forward_mode_is_refused_by_what_it_is():
     q, k, v, *gates = inputs()
     for operator in (gka.gated_kalmanet, lambda *t: gka.memory(*t[:5])):
