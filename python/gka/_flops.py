@@ -1,7 +1,7 @@
 """What torch's flop counter says of our operators: the multiplications and additions of the recurrence itself.
 
-A solve counts a product with H for every step. The rivals' memories are made of matrix products, which it counts by
-itself.
+A solve counts a product with H for every step. So what layers take can be compared, whichever kernel or chunks compute
+them.
 """
 
 from torch.ops import gka as _ops
@@ -74,3 +74,20 @@ def _conv(x, weight, *args, **kwargs):
 @register_flop_formula(_ops.short_conv_backward)
 def _conv_backward(x, weight, *args, **kwargs):
     return 4 * _numbers(x) * weight[-1]
+
+
+def _rival(q: tuple[int, ...], v: tuple[int, ...], rule: str) -> int:
+    """Writing S (2KV) and asking it (2KV); the delta rule asks it once more, for what it already answers."""
+    return _numbers(q[:-1]) * q[-1] * v[-1] * (6 if rule == "delta" else 4)
+
+
+def count_rivals() -> None:
+    """Of `gka.memory`, whose operators come with a library of their own."""
+
+    @register_flop_formula(_ops.memory_forward)
+    def _(q, k, v, log_decay, beta, state, bounds, rule, *args, **kwargs):
+        return _rival(q, v, rule)
+
+    @register_flop_formula(_ops.memory_backward)
+    def _(q, k, v, log_decay, beta, state, bounds, rule, *args, **kwargs):
+        return 2 * _rival(q, v, rule)

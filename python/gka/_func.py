@@ -7,6 +7,8 @@ Nothing here runs outside such a transform.
 import torch
 from torch import Tensor
 
+from . import _vmap
+
 _ops = torch.ops.gka
 
 
@@ -72,6 +74,14 @@ def memory(part: str, tensors: tuple[Tensor | None, ...], options: tuple, want_s
 
 
 class _ShortConv(_Once):
+    generate_vmap_rule = False  # torch takes no rule for an operator that has keywords
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return _vmap.folded("short_conv", _ShortConv.apply, _vmap.SHORT_CONV, (_vmap.TOKENS, _vmap.STATES))(
+            info, in_dims, *arguments
+        )
+
     @staticmethod
     def forward(x, weight, bias, initial_state, cu_seqlens, options, want_state):
         activation, l2_norm, head_dim, eps = options
@@ -140,6 +150,12 @@ def rival(tensors: tuple[Tensor | None, ...], rule: str, scale: float, want_stat
 
 
 class _GatedRmsNorm(_Once):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return _vmap.norm(_GatedRmsNorm.apply, info, in_dims, *arguments)
+
     @staticmethod
     def forward(x, gate, weight, activation, eps):
         return _ops.gated_rms_norm(x, gate, weight, activation=activation, eps=eps)

@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from . import _func
 from ._calls import call
@@ -37,7 +38,10 @@ def memory(
         o [B, T, H, V] in the type of q, and S or None.
     """
     load_floors()
-    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
+    # One operator for whoever watches operators (a flop counter, fake tensors), traces them, or has no numbers.
+    meta = isinstance(q, Tensor) and q.is_meta
+    whole = meta or torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None
+    if isinstance(q, Tensor) and not meta and torch.is_autocast_enabled(q.device.type):
         # As for gated_kalmanet: these three are cast, and what the memory is made of computes in float32.
         kind, dtype = q.device.type, torch.get_autocast_dtype(q.device.type)
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
@@ -48,7 +52,7 @@ def memory(
     if _func.active():
         o, state = _func.rival(tensors, rule, scale, output_final_state)
         return o, state if output_final_state else None
-    if torch.compiler.is_compiling():
+    if whole:
         o, state = call(torch.ops.gka.memory_forward, *tensors, rule, scale, output_final_state)
         return o, state if output_final_state else None
     o, state = call(

@@ -1,6 +1,7 @@
 """The layers GKA is compared with, as modules. docs/layers.md says what each computes; the parameters have the names
 of published checkpoints. All are called alike: ``y, state = layer(x, state)``."""
 
+import itertools
 import json
 import math
 from typing import Literal, NamedTuple
@@ -50,9 +51,10 @@ class Mamba2State(NamedTuple):
     s: Tensor  # [N, heads, state_size, head_dim]
 
 
-class Mixer(nn.Module):
+class Mixer(parts.Marked):
     """Mixes tokens: ``forward(x, state=None, cu_seqlens=None) -> (y, state)``."""
 
+    _kind: type[tuple]  # of its state
     context = None  # the other ranks of a sequence that is cut over them (gka._context)
     peers = None  # the ranks that share the heads of a layer that is cut over them (gka._tensor)
     first_head = 0  # of those this rank has
@@ -69,8 +71,24 @@ class Mixer(nn.Module):
         """One token of each sequence, x [B, hidden_size] -> y; the state is updated in place. It has no gradient."""
         if not isinstance(state, tuple):
             raise TypeError(f"step takes the state that a call of the layer returned, got {type(state).__name__}.")
+        if x.dim() != 2:
+            raise ValueError(f"step takes one token of each sequence, x [B, hidden_size], got {list(x.shape)}.")
         parts.no_gradient_of_a_step(x)
         return self._step(x, state)
+
+    def _begin(self, x: Tensor, state: tuple | None, cu_seqlens: Tensor | None) -> tuple:
+        """The state before x, with nothing in it where a sequence begins."""
+        name = type(self).__name__
+        if isinstance(x, Tensor) and x.dim() != 3:
+            raise ValueError(f"{name} takes x [B, T, hidden_size], got {list(x.shape)}.")
+        if isinstance(cu_seqlens, list | tuple):
+            raise TypeError(f"{name} takes cu_seqlens as a tensor, got {type(cu_seqlens).__name__}.")
+        if state is None:
+            return self._kind(*[None] * len(self._kind._fields))
+        if not isinstance(state, self._kind):
+            kind = self._kind.__name__
+            raise TypeError(f"{name} takes the state that a call of it returned, a {kind}, got {type(state).__name__}.")
+        return state
 
     def _heads(
         self, sizes: dict[str, int], x: Tensor, kept: tuple[Tensor | None, ...], cu_seqlens: Tensor | None
@@ -124,6 +142,22 @@ def positions_of(x: Tensor, length: Tensor | None, cu_seqlens: Tensor | None) ->
     return here.expand(x.shape[0], -1) if length is None else length.unsqueeze(1) + here
 
 
+def lengths_of(x: Tensor, cu_seqlens: Tensor) -> list[int]:
+    """Of the sequences packed in x; refuses bounds that are not those of its tokens."""
+    if x.shape[0] != 1:
+        raise ValueError(f"attention takes batch size 1 beside cu_seqlens, got {x.shape[0]}.")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"attention takes cu_seqlens in int32 or int64, got {cu_seqlens.dtype}.")
+    bounds = cu_seqlens.tolist()
+    sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
+    if bounds[:1] != [0] or bounds[-1] != x.shape[1] or min(sizes, default=0) < 0:
+        raise ValueError(
+            f"attention takes cu_seqlens that go from 0 to the number of tokens, {x.shape[1]}, and never decrease, "
+            f"got {bounds}."
+        )
+    return sizes
+
+
 def length_after(x: Tensor, length: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
     if cu_seqlens is not None:
         more = cu_seqlens.to(x.device, torch.long).diff()
@@ -167,6 +201,8 @@ class Attention(Mixer):
         qk_norm: RMS norm of q and k per head, with rms_norm_eps.
         conv_size: a short convolution of q, k and v. 0: none.
     """
+
+    _kind = AttentionState
 
     def __init__(
         self,
@@ -245,14 +281,15 @@ class Attention(Mixer):
         self, x: Tensor, state: AttentionState | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, AttentionState | None]:
         """x [B, T, hidden_size]. Packed sequences begin here and leave no state."""
+        self._begin(x, state, cu_seqlens)
         if cu_seqlens is not None and state is not None:
             raise ValueError("attention takes cu_seqlens or a state, not both: packed sequences begin with the call.")
         if self.context is not None:
             return self._in_context(x, cu_seqlens)
+        sizes = None if cu_seqlens is None else lengths_of(x, cu_seqlens)
         length = None if state is None else state.length
         q, k, v, convs = self.project(x, state, cu_seqlens, positions_of(x, length, cu_seqlens))
-        if cu_seqlens is not None:
-            sizes = cu_seqlens.diff().tolist()
+        if sizes is not None:
             rows = zip(q.split(sizes, 1), k.split(sizes, 1), v.split(sizes, 1), strict=True)
             o = [self.attend(a, b, c, self._mask(a.shape[1], a.shape[1], x.device)) for a, b, c in rows]
             return self.o_proj(torch.cat(o, 1).flatten(-2)), None
@@ -289,6 +326,8 @@ class Attention(Mixer):
 
 class _DeltaRule(Mixer):
     """What the three delta rules have in common: each writes β(v − Sᵀk), what the memory does not already answer."""
+
+    _kind = MemoryState
 
     def _build(
         self,
@@ -332,7 +371,7 @@ class _DeltaRule(Mixer):
     def forward(
         self, x: Tensor, state: MemoryState | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MemoryState]:
-        before = state or MemoryState(None, None, None, None)
+        before = self._begin(x, state, cu_seqlens)
         sizes = {"q": self.key_dim, "k": self.key_dim, "v": self.value_dim}
         heads, convs = self._heads(sizes, x, before[:3], cu_seqlens)
         if self.q_conv1d is None:
@@ -485,6 +524,8 @@ class KimiDeltaAttention(_DeltaRule):
 class MesaNet(Mixer):
     """GKA's two memories with a learned diagonal ridge. Arguments as in ``mesa_config``."""
 
+    _kind = MesaState
+
     def __init__(
         self,
         hidden_size: int,
@@ -537,7 +578,7 @@ class MesaNet(Mixer):
     def forward(
         self, x: Tensor, state: MesaState | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MesaState]:
-        before = state or MesaState(None, None, None, None)
+        before = self._begin(x, state, cu_seqlens)
         (q, k), convs = self._heads(dict.fromkeys("qk", self.head_dim), x, before[:2], cu_seqlens)
         if self.q_conv1d is None:
             q, k = (parts.unit(functional.silu(y), "rsqrt") for y in (q, k))
@@ -561,6 +602,8 @@ class MesaNet(Mixer):
 
 class _Adding(Mixer):
     """What the memories that only add have in common; their widths are shares of the model's."""
+
+    _kind = MemoryState
 
     _norm = "o_norm"
 
@@ -607,7 +650,7 @@ class _Adding(Mixer):
     def forward(
         self, x: Tensor, state: MemoryState | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, MemoryState]:
-        before = state or MemoryState(None, None, None, None)
+        before = self._begin(x, state, cu_seqlens)
         length = before.length if self.context is None else self.context.offset(x)
         by = self._turn(x, length, cu_seqlens)
         sizes = {"q": self.key_dim, "k": self.key_dim, "v": self.value_dim}
@@ -736,6 +779,8 @@ class LinearAttention(_Adding):
 class Mamba2(Mixer):
     """S ← e^{ΔA}S + ΔBxᵀ, y = CᵀS + Dx. Arguments as in ``mamba2_config``."""
 
+    _kind = Mamba2State
+
     sharers = 1  # ranks that share a group's heads
 
     def __init__(
@@ -776,7 +821,7 @@ class Mamba2(Mixer):
     def forward(
         self, x: Tensor, state: Mamba2State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Mamba2State]:
-        before = state or Mamba2State(None, None)
+        before = self._begin(x, state, cu_seqlens)
         states, dtype = self.groups * self.state_size, parts.wide(x)
         z, mixed, steps = self.in_proj(x).split([self.inner, self.inner + 2 * states, self.heads], -1)
         kept = before.conv

@@ -1,5 +1,6 @@
 """What the layers of gka.nn are made of: projections with a short convolution, heads for many, gated norms."""
 
+import copy
 import math
 from typing import Literal
 
@@ -74,7 +75,46 @@ def no_gradient_of_a_step(x: Tensor) -> None:
         )
 
 
-class Norm(nn.Module):
+class Marked(nn.Module):
+    """A module whose parameters keep their mark ``_no_weight_decay`` where torch makes new ones of them: in a copy, on
+    another device, from a state dict that is assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_post_hook(_mark_what_was)
+
+    def _marked(self) -> set[str]:
+        return {name for name, parameter in self.named_parameters() if hasattr(parameter, "_no_weight_decay")}
+
+    def _mark(self, names: set[str]) -> None:
+        for name, parameter in self.named_parameters():
+            if name in names:
+                parameter._no_weight_decay = True
+
+    def __deepcopy__(self, memo: dict) -> "Marked":
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__dict__, memo))
+        twin._mark(self._marked())
+        return twin
+
+    def _apply(self, *arguments: object, **options: object) -> "Marked":
+        names = self._marked()
+        super()._apply(*arguments, **options)
+        self._mark(names)
+        return self
+
+    def _load_from_state_dict(self, *arguments: object, **options: object) -> None:
+        self._were_marked = self._marked()
+        super()._load_from_state_dict(*arguments, **options)
+
+
+def _mark_what_was(module: Marked, _: object) -> None:
+    """Behind a load, when the modules inside have theirs too."""
+    module._mark(module.__dict__.pop("_were_marked", set()))
+
+
+class Norm(Marked):
     """The weight of an RMS norm, under its published name."""
 
     def __init__(self, size: int, eps: float = 1e-6, **factory: object) -> None:
@@ -90,7 +130,7 @@ class Norm(nn.Module):
         return f"{len(self.weight)}, eps={self.eps}"
 
 
-class ShortConv(nn.Module):
+class ShortConv(Marked):
     """A causal convolution per channel and SiLU, with unit-length heads where asked for."""
 
     def __init__(

@@ -8,6 +8,9 @@ gradient, which computes the memory again.
 import torch
 from torch import Tensor
 
+from . import _vmap
+from ._flops import count_rivals
+
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
@@ -44,3 +47,5 @@ def _backward(ctx, d_o, d_state):
 
 
 torch.library.register_autograd("gka::memory_forward", _backward, setup_context=_keep)
+_vmap.register_rivals()
+count_rivals()

@@ -33,6 +33,7 @@ except ImportError as error:
 from . import nn as layers
 from ._library import load_floors
 from .models import _Stack, read_config
+from .nn import parameter_groups  # noqa: F401  (where it was first)
 
 #: transformers' names for our layers; a memory has one for all kinds.
 _NAMES = {"*": "full_attention", "SWA": "sliding_attention"}
@@ -350,18 +351,6 @@ def _state_in(cache: Cache, i: int, mixer: nn.Module) -> tuple | None:
     found = {name: layer.conv_states[place] for place, name in enumerate(convolutions)}
     found |= {name: layer.recurrent_states[place] for place, name in enumerate(memories)}
     return kind(**{name: found.get(name) for name in kind._fields})
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """For an optimiser: what decays, and what must not (norms, biases, ``A_log``, ``dt_bias``), as `gka train` has it.
-
-    transformers' Trainer chooses by name and would let ``A_log`` decay: give it
-    ``optimizers=(torch.optim.AdamW(gka.hf.parameter_groups(model, 0.1), lr=…), None)``.
-    """
-    stays = [p for p in model.parameters() if p.requires_grad and (p.dim() < 2 or hasattr(p, "_no_weight_decay"))]
-    known = {id(parameter) for parameter in stays}
-    decays = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
-    return [{"params": decays, "weight_decay": weight_decay}, {"params": stays, "weight_decay": 0.0}]
 
 
 AutoConfig.register(GkaConfig.model_type, GkaConfig, exist_ok=True)

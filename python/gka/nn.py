@@ -8,7 +8,8 @@
 Parameters have the names of published checkpoints (``model.layers.N.gka.*``), so a state dict goes either way, also to
 and from the C++ block behind ``gka train`` and ``gka generate``. The other layers (docs/layers.md) are called alike:
 ``Attention``, ``GatedDeltaNet``, ``DeltaNet``, ``KimiDeltaAttention``, ``MesaNet``, ``GatedLinearAttention``,
-``RetNet``, ``LinearAttention``, ``Mamba2``. What must not decay under AdamW has ``_no_weight_decay``.
+``RetNet``, ``LinearAttention``, ``Mamba2``. ``parameter_groups`` tells an optimiser what must not decay; it has
+``_no_weight_decay``.
 """
 
 import dataclasses
@@ -56,6 +57,7 @@ __all__ = [
     "Mixer",
     "RetNet",
     "State",
+    "parameter_groups",
 ]
 
 Solver = Literal["chebyshev", "conjugate_gradient", "gradient_descent", "nesterov", "exact"]
@@ -134,6 +136,8 @@ class GatedKalmaNet(Mixer):
         device, dtype: of the parameters.
         the rest: the fields of :class:`Config`, which says what each is.
     """
+
+    _kind = State
 
     def __init__(
         self,
@@ -238,7 +242,7 @@ class GatedKalmaNet(Mixer):
 
         With ``cu_seqlens`` [N+1] x is one row of N packed sequences, and the state has N entries.
         """
-        before = state or State(None, None, None, None, None)
+        before = self._begin(x, state, cu_seqlens)
         sizes = {"q": self.key_dim, "k": self.key_dim, "v": self.value_dim}
         heads, convs = self._heads(sizes, x, before[:3], cu_seqlens)
         q, k, v = self._shape(heads)
@@ -359,3 +363,24 @@ class GatedKalmaNet(Mixer):
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, key_dim={self.key_dim}, value_dim={self.value_dim}, {self.config}"
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """For an optimiser, ``torch.optim.AdamW(gka.nn.parameter_groups(model, 0.1), lr=…)``: what decays, and what must
+    not (norms, biases, ``A_log``, ``dt_bias``, a sketch), as `gka train` has it.
+
+    transformers' Trainer chooses by name and would let ``A_log`` decay: give it
+    ``optimizers=(torch.optim.AdamW(gka.nn.parameter_groups(model, 0.1), lr=…), None)``.
+    """
+    # By name besides, for FSDP puts parameters in their place that have no marks.
+    layers = (layer for layer in model.modules() if isinstance(layer, GatedKalmaNet))
+    sketches = {id(layer.sketch) for layer in layers if layer.config.sketch_dim}
+
+    def stays(parameter: nn.Parameter) -> bool:
+        return parameter.dim() < 2 or hasattr(parameter, "_no_weight_decay") or id(parameter) in sketches
+
+    learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in learns if not stays(p)], "weight_decay": weight_decay},
+        {"params": [p for p in learns if stays(p)], "weight_decay": 0.0},
+    ]

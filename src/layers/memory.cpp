@@ -273,6 +273,16 @@ bool is_for_operator(const MemoryInputs& in, MemoryRule rule, ops::RecurrencePat
 
 }  // namespace
 
+/// Of no tokens. They hang on all that answers are made of, so that every parameter has a gradient, of zeros: ranks that
+/// train together wait for all of them.
+at::Tensor no_answers(const MemoryInputs& in) {
+  auto nothing = in.q.sum() + in.k.sum();
+  for (const auto& gate : {in.log_decay, in.beta}) {
+    if (gate.defined()) nothing = nothing + gate.sum();
+  }
+  return in.v + nothing.to(in.v.scalar_type());
+}
+
 at::Tensor remember_in_chunks(const MemoryInputs& in, MemoryRule rule, Call& call) {
   const auto& plan = call.sequences().chunks(chunk_size(call.sequences()));
   const auto heads = in.q.size(2), key_dim = in.q.size(3), value_dim = in.v.size(3);
@@ -283,7 +293,7 @@ at::Tensor remember_in_chunks(const MemoryInputs& in, MemoryRule rule, Call& cal
   }
   if (plan.chunks == 0) {
     call.give(state);
-    return at::zeros_like(in.v);
+    return no_answers(in);
   }
   if (plan.order.defined()) state = state.index_select(0, plan.order);
   auto [answers, last] = walk(prepare(in, rule, plan), plan, heads, state.flatten(0, 1));

@@ -17,6 +17,7 @@
 
 #include "layers/memory.h"
 #include "layers/sequences.h"
+#include "ops/autograd.h"
 
 namespace gka::python {
 namespace {
@@ -49,8 +50,16 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
 
 layers::Sequences sequences_of(const at::Tensor& q, const Optional& cu_seqlens) {
   if (!cu_seqlens) return layers::Sequences::rows(q.size(0), q.size(1), q.device());
+  const auto type = cu_seqlens->scalar_type();
+  TORCH_CHECK_TYPE(type == at::kInt || type == at::kLong, "memory: cu_seqlens takes int32 or int64, got ", type);
+  TORCH_CHECK_VALUE(cu_seqlens->dim() == 1 && cu_seqlens->numel() > 0,
+                    "memory: cu_seqlens takes one entry more than there are sequences, got shape ",
+                    cu_seqlens->sizes());
   TORCH_CHECK_VALUE(q.size(0) == 1, "memory: with cu_seqlens B is 1, and q has shape ", q.sizes());
-  return layers::Sequences::packed(*cu_seqlens, q.device());
+  auto sequences = layers::Sequences::packed(*cu_seqlens, q.device());
+  TORCH_CHECK_VALUE(sequences.bounds().back() == q.size(1), "memory: cu_seqlens takes the number of tokens, ",
+                    q.size(1), ", as its last entry, got ", sequences.bounds().back());
+  return sequences;
 }
 
 std::tuple<at::Tensor, at::Tensor> memory(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -138,6 +147,11 @@ TORCH_LIBRARY_FRAGMENT(gka, m) {
       "Tensor? cu_seqlens, str rule, float scale, bool output_final_state, Tensor d_o, Tensor? d_state, bool[] needs) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.impl("memory_backward", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, memory_backward));
+}
+
+// Inside, gradients are taken of detached inputs: without this a second derivative would be zero.
+TORCH_LIBRARY_IMPL(gka, Autograd, m) {
+  m.impl("memory_backward", torch::CppFunction::makeFromBoxedFunction<ops::differentiable_once>());
 }
 
 }  // namespace gka::python

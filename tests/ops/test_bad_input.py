@@ -406,6 +406,25 @@ def test_an_argument_of_another_python_type_is_named_in_one_sentence(run, senten
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "bounds, sentence",
+    [
+        ([0, 4, 8], "memory: cu_seqlens takes the number of tokens, 9, as its last entry, got 8"),
+        ([0, 4, 10], "memory: cu_seqlens takes the number of tokens, 9, as its last entry, got 10"),
+        ([1, 9], "cu_seqlens must begin with 0 and never decrease."),
+        ([0, 5, 4, 9], "cu_seqlens must begin with 0 and never decrease."),
+        ([0.0, 9.0], "memory: cu_seqlens takes int32 or int64, got Float"),
+        ([[0, 9]], "memory: cu_seqlens takes one entry more than there are sequences, got shape [1, 2]"),
+        ([], "memory: cu_seqlens takes"),
+    ],
+)
+def test_the_rivals_memories_take_no_bounds_that_leave_tokens_out(bounds, sentence):
+    q, k, v = (tensor[:1] for tensor in list(make().values())[:3])
+    with pytest.raises((ValueError, TypeError)) as caught:
+        gka.memory(q, k, v, cu_seqlens=torch.tensor(bounds))
+    assert str(caught.value).startswith(sentence)
+
+
 def test_the_form_without_a_gradient_names_the_one_that_has_one():
     q, k, v, *_ = make().values()
     with pytest.raises(ValueError, match=r"because this operator has none \(gated_kalmanet has;"):
