@@ -61,24 +61,28 @@ def against(runs: list[dict], usual: list[dict]) -> str:
 def recall_table(runs: Runs, variants: dict[str, Layer]) -> str:
     rows = []
     for name, some in runs.items():
-        seeds = ", ".join(f"{accuracy:.3f}" for accuracy in recalled(some))
-        quick = min(run["step_ms"]["tenth"] for run in some)
+        seeds = ", ".join(f"{run['accuracy']:.3f} ({run['seed']})" for run in some)
+        times = [run["step_ms"]["tenth"] for run in some if "step_ms" in run]
+        quick = f"{min(times):.1f}" if times else "–"
         place = against(some, runs.get(USUAL, []))
-        rows.append([variants[name].title, seeds, f"{statistics.median(recalled(some)):.3f}", place, f"{quick:.1f}"])
-    return markdown(["variant", "recall, seed by seed", "median", "seeds of GKA", "ms a step"], rows)
+        rows.append([variants[name].title, seeds, f"{statistics.median(recalled(some)):.3f}", place, quick])
+    return markdown(["variant", "recall (seed)", "median", "its seeds and those of GKA", "ms a step"], rows)
 
 
 def gradient_table(runs: Runs, variants: dict[str, Layer]) -> str:
+    """Of runs of which gradients were kept."""
+    kept = {name: measured for name, some in runs.items() if (measured := [run for run in some if "gradient" in run])}
     rows = []
-    for name, some in runs.items():
+    for name, some in kept.items():
         of = [run["gradient"] for run in some]
-        last = [run["learning"][-1][1] for run in some]
         rows.append([variants[name].title, spread([one["median"] for one in of], 2),
                      spread([one["longest"] for one in of], 1), spread([one["furthest"] for one in of], 1),
                      *(str(sum(one["spikes"][times] for one in of)) for times in of[0]["spikes"]),
-                     spread(last, 3), str(len(some))])  # fmt: skip
-    factors = [f"over {times} × it" for times in next(iter(runs.values()))[0]["gradient"]["spikes"]]
-    header = ["variant", "median length", "longest", "most × the 100 steps before", *factors, "loss at the end", "runs"]
+                     spread([run["learning"][-1][1] for run in some], 3), str(len(of))])  # fmt: skip
+    if not rows:
+        return ""
+    factors = [f"steps over {times} ×" for times in next(iter(kept.values()))[0]["gradient"]["spikes"]]
+    header = ["variant", "median length", "longest", "most × the usual", *factors, "loss at the end", "runs"]
     return markdown(header, rows)
 
 

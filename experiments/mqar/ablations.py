@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import statistics
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ from choices import CHANGED
 CELL = "128x32:16"
 RATES = (1e-2, 5e-3)  # the two best of GKA in grid.jsonl; the better one with all seeds before the other
 FEWER = (5, 10, 15)  # solver steps with which GKA, trained with 30, is asked as well
-BEFORE = 100  # steps whose median is the usual length of a gradient
+BEFORE = 100  # steps that say how long a gradient usually is
+USUAL = 0.9  # so many of them are no longer: a third has the hardest size, and easy ones that are learned next to none
 SPIKES = (3, 10)  # times as long as that
 POINTS = 100  # of a curve that is kept
 
@@ -99,15 +101,21 @@ def with_iterations(training: dict, count: int) -> dict:
 
 
 def step_times(lines: list[dict]) -> dict[str, float]:
-    """Milliseconds of a step. Other work on the machine makes steps longer, so a quick one says what a step costs."""
-    tokens = lines[0]["tokens"]  # as many in every step
-    times = sorted(1e3 * tokens / line["tokens_per_second"] for line in lines)
+    """Milliseconds of a step of the longest size. Other work on the machine makes steps longer, so a quick one says
+    what a step costs."""
+    ends = [0, *(line["tokens"] for line in lines)]
+    tokens = [end - begin for begin, end in itertools.pairwise(ends)]
+    times = sorted(
+        1e3 * count / line["tokens_per_second"]
+        for line, count in zip(lines, tokens, strict=True)
+        if count == max(tokens)
+    )
     return {"tenth": round(times[len(times) // 10], 2), "median": round(statistics.median(times), 2)}
 
 
 def lengths(norms: list[float]) -> dict[str, object]:
     """The longest gradient (before it is clipped), and how many are far longer than those just before them."""
-    usual = [statistics.median(norms[step - BEFORE : step]) for step in range(BEFORE, len(norms))]
+    usual = [sorted(norms[step - BEFORE : step])[round(USUAL * BEFORE)] for step in range(BEFORE, len(norms))]
     later = list(zip(norms[BEFORE:], usual, strict=True))
     return {
         "longest": round(max(norms), 4),

@@ -77,13 +77,13 @@ SPIKES = f"""
 import json, sys
 sys.path.insert(0, {str(EXPERIMENTS / "mqar")!r})
 from ablations import lengths
-print(json.dumps(lengths(160 * [10.0] + 150 * [1.0] + [12.0, 4.0, 2.0])))
+print(json.dumps(lengths(160 * [10.0] + 50 * [0.1, 0.1, 5.0] + [60.0, 16.0, 2.0])))
 """
 
 
-def test_a_gradient_is_a_spike_by_those_just_before_it():
+def test_a_gradient_is_a_spike_by_the_long_ones_among_those_just_before_it():
     found = json.loads(works("-c", SPIKES).stdout)
-    assert found == {"longest": 12.0, "median": 10.0, "furthest": 12.0, "spikes": {"3": 2, "10": 1}}
+    assert found == {"longest": 60.0, "median": 10.0, "furthest": 12.0, "spikes": {"3": 2, "10": 1}}
 
 
 def test_a_program_that_is_not_there_is_said_and_is_no_success(tmp_path):
