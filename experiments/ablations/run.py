@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "experiments" / "lm")]
 
+from choices import CHANGED  # noqa: E402
 from console import run_program  # noqa: E402
 from sizes import SIZES, common  # noqa: E402
 from sweep import Results, Run, read_results  # noqa: E402
@@ -75,23 +76,9 @@ def rival(layer: str, title: str, eps: float, **choices: object) -> Variant:
 
 VARIANTS = {
     "base": Variant("as released: β², a = 0.02, 30 iterations", iterations=(5, 10, 15)),
-    "no-decay": Variant("no decay", {"use_forgetting_gate": False, "use_forgetting_gate_kk": False}),
-    "no-alpha": Variant("no α connection", {"use_alpha_connection": False}),
-    "no-beta": Variant("β = 1 (the paper's)", {"use_beta_gate": False}),
-    "beta": Variant("β in place of β²", {"beta_weight": "paper"}),
-    "a-0.01": Variant("a = 0.01", {"ridge_strength": 0.01}),
-    "a-0.05": Variant("a = 0.05", {"ridge_strength": 0.05}),
-    "a-0.1": Variant("a = 0.1", {"ridge_strength": 0.1}),
-    "a-0.3": Variant("a = 0.3", {"ridge_strength": 0.3}),
-    "a-1": Variant("a = 1", {"ridge_strength": 1.0}),
-    "constant": Variant("constant λ = 0.25", {"ridge_mode": "constant", "ridge_strength": 0.25}),
+    **{name: Variant(changed.title, changed.choices) for name, changed in CHANGED.items()},
     "sketch-32": Variant("solved in 32 learned dimensions", {"sketch_dim": 32}),
-    "no-solve": Variant("no solve: the query itself reads the values", {"num_iter": 0}),
-    "iterations-5": Variant("5 iterations", {"num_iter": 5}),
-    "iterations-10": Variant("10 iterations", {"num_iter": 10}),
-    "iterations-15": Variant("15 iterations", {"num_iter": 15}),
     "no-rescale": Variant("answers not scaled by (size of a key)^−½", {"gla_rescale": False}),
-    "no-gate": Variant("no gate on the output", {"use_gate": False}),
     "fixed-ridge": Variant("no gradient through λ", {"bp_lambda": False}),
     "wide-values": Variant("values twice as wide, as GDN's", {"expand_v": 2.0}, fits_as="gdn"),
     "norm-eps": Variant("ε of the output's norm 1e-5, as GDN's", {"norm_eps": 1e-5}),

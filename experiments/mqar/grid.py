@@ -41,6 +41,9 @@ class GridRun(Run):
     def name(self) -> str:
         return f"{super().name}-h{self.heads}"
 
+    def model(self, vocabulary: int) -> dict[str, object]:
+        return LAYERS[self.layer].model(self.width, vocabulary, self.heads)
+
 
 def cell(text: str) -> tuple[int, int, list[int]]:
     """TxN:W,W,… to (T, n, widths)."""
@@ -55,8 +58,10 @@ def cell(text: str) -> tuple[int, int, list[int]]:
 class Grid(Sweep):
     """What is left of the grid: all of a rate before the next, so that a part of it is a whole comparison."""
 
+    KEPT = "grid.jsonl"
+
     def _load(self) -> None:
-        self.file = self.folder / "grid.jsonl"
+        self.file = self.folder / self.KEPT
         if self.file.exists():
             results = map(json.loads, self.file.read_text().splitlines())
             wanted = [result for result in results if self.options.draw or result["steps"] == self.options.steps]
@@ -74,40 +79,42 @@ class Grid(Sweep):
 
     def _train(self, worker: Worker, run: GridRun) -> dict:
         output = self.folder / "runs" / run.name
-        asked = output.with_name(run.name + "-asked")
-        for folder in (output, asked):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(output, ignore_errors=True)
         output.parent.mkdir(parents=True, exist_ok=True)
         training = grid_settings(run, self.options, output)
         began = time.monotonic()
         finished = train_file(worker, output, training)
         curve = accuracies(output)
-        reported = 0.0
-        if finished:
-            train_file(worker, asked, asking(training, output, asked))
-            reported = accuracies(asked)[-1]
         result = {
             "name": run.name,
             **asdict(run),
             "chosen_by": curve[-1] if finished else 0.0,
-            "accuracy": reported,
+            "accuracy": self._ask(worker, training, output) if finished else 0.0,
             "curve": curve,
             "seconds": round(time.monotonic() - began, 1),
             "steps": self.options.steps,
+            **self._further(worker, run, training, output, finished),
         }
         self._keep(result)
-        for folder in (output, asked):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(output)
         return result
+
+    def _ask(self, worker: Worker, training: dict, output: Path) -> float:
+        """What the trained weights answer of the sequences that are reported."""
+        asked = output.with_name(output.name + "-asked")
+        shutil.rmtree(asked, ignore_errors=True)
+        train_file(worker, asked, asking(training, output, asked))
+        accuracy = accuracies(asked)[-1]
+        shutil.rmtree(asked)
+        return accuracy
+
+    def _further(self, worker: Worker, run: GridRun, training: dict, output: Path, finished: bool) -> dict:
+        """What else is kept of a run, whose metrics and weights are still there."""
+        return {}
 
 
 def grid_settings(run: GridRun, options: argparse.Namespace, output: Path) -> dict[str, object]:
-    training = settings(run, options, output)
-    training["model"] = {
-        **LAYERS[run.layer].model(run.width, options.vocabulary, run.heads),
-        "initializer_range": training["model"]["initializer_range"],
-    }
-    return training | {"stop_accuracy": None}
+    return settings(run, options, output) | {"stop_accuracy": None}
 
 
 def asking(training: dict, weights: Path, output: Path) -> dict[str, object]:
@@ -126,8 +133,11 @@ def train_file(worker: Worker, output: Path, training: dict) -> bool:
 
 
 def accuracies(output: Path) -> list[float]:
-    lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
-    return [round(line["eval_accuracy"], 5) for line in lines if "eval_accuracy" in line]
+    return [round(line["eval_accuracy"], 5) for line in metrics(output) if "eval_accuracy" in line]
+
+
+def metrics(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
 def summary(results: list[dict], heads: int) -> list[dict]:

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,6 +60,9 @@ class Run:
         name = f"{self.layer}-w{self.width}-t{self.tokens}-n{self.pairs}-lr{self.rate:g}-s{self.seed}"
         return name + ("-long" if self.long else "")
 
+    def model(self, vocabulary: int) -> dict[str, object]:
+        return LAYERS[self.layer].model(self.width, vocabulary)
+
 
 def mixture(tokens: int, pairs: int) -> list[dict[str, object]]:
     """Smaller sizes first in number, the tested one most often: alone it leaves every layer but attention at chance."""
@@ -92,7 +95,7 @@ def settings(run: Run, options: argparse.Namespace, output: Path) -> dict[str, o
     return apply(
         options.set,
         {
-            "model": LAYERS[run.layer].model(run.width, options.vocabulary) | {"initializer_range": INITIAL},
+            "model": run.model(options.vocabulary) | {"initializer_range": INITIAL},
             "data": {**task, "seed": run.seed, "sizes": mixture(run.tokens, run.pairs)},
             "eval_data": {**task, "seed": 1_000_003, "sizes": [{"tokens": run.tokens, "pairs": run.pairs}]},
             "length": run.tokens,
@@ -182,7 +185,8 @@ class Sweep(Shared):
 
     def work(self, progress: Progress) -> None:
         """Trains until nothing is left; one thread per worker."""
-        threads = max(1, (os.cpu_count() or 1) // self.options.jobs) if self.options.device == "cpu" else 1
+        fair = max(1, (os.cpu_count() or 1) // self.options.jobs) if self.options.device == "cpu" else 1
+        threads = int(os.environ.get("OMP_NUM_THREADS") or fair)
         try:
             worker = Worker(threads, self.folder / "train.log")
             with self.changed:
@@ -401,12 +405,14 @@ def size(text: str) -> tuple[int, int]:
     return tokens, pairs
 
 
-def sweep_parser(description: str | None) -> argparse.ArgumentParser:
-    """The options that this sweep and the grid have in common."""
+def sweep_parser(
+    description: str | None, layers: Iterable[str] = LAYERS, rates: Sequence[float] = RATES
+) -> argparse.ArgumentParser:
+    """The options that this sweep, the grid and the ablations have in common."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS), metavar="LAYER",
-                        help=f"any of {', '.join(LAYERS)}")  # fmt: skip
-    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
+    parser.add_argument("--layers", nargs="+", choices=list(layers), default=list(layers), metavar="LAYER",
+                        help=f"any of {', '.join(layers)}")  # fmt: skip
+    parser.add_argument("--rates", nargs="+", type=float, default=list(rates))
     parser.add_argument("--steps", type=int, default=3000, help="of a run, at most (3000)")
     parser.add_argument("--batch", type=int, default=32, help="sequences a step (32)")
     parser.add_argument("--eval-batches", type=int, default=4)

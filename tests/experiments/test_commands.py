@@ -53,6 +53,39 @@ def test_the_grid_of_mqar_trains_reports_other_sequences_goes_on_and_draws(tmp_p
     assert (tmp_path / "grid-1.png").stat().st_size > 10_000
 
 
+def ablations(out, *more):
+    command = [EXPERIMENTS / "mqar" / "ablations.py", "--cells", "32x4:8", "--seeds", "1", "--rates", "0.01"]
+    command += ["--steps", "4", "--batch", "2", "--vocabulary", "64", "--eval-batches", "1"]
+    return [*command, "--device", "cpu", "--out", out, *more]
+
+
+def test_the_ablations_on_mqar_train_what_they_say_go_on_and_draw(tmp_path):
+    works(*ablations(tmp_path, "--layers", "gka"))
+    works(*ablations(tmp_path))
+    runs = {run["layer"]: run for run in read_lines(tmp_path / "ablations.jsonl")}
+    assert len(runs) == len(read_lines(tmp_path / "ablations.jsonl")) == 17, "GKA is not trained again"
+    learned = {name: tuple(map(tuple, run["learning"])) for name, run in runs.items()}
+    assert len(set(learned.values())) == 17, "each variant learns otherwise, from the first weights on"
+    assert [name for name, run in runs.items() if "with_iterations" in run] == ["gka"]
+    works(*ablations(tmp_path, "--draw"))
+    assert "| constant λ = 0.25 | " in (tmp_path / "ablations.md").read_text()
+    figures = ("ablations-32x4-8.png", "ridges-32x4-8-lr0.01.png")
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in figures)
+
+
+SPIKES = f"""
+import json, sys
+sys.path.insert(0, {str(EXPERIMENTS / "mqar")!r})
+from ablations import lengths
+print(json.dumps(lengths(160 * [10.0] + 50 * [0.1, 0.1, 5.0] + [60.0, 16.0, 2.0])))
+"""
+
+
+def test_a_gradient_is_a_spike_by_the_long_ones_among_those_just_before_it():
+    found = json.loads(works("-c", SPIKES).stdout)
+    assert found == {"longest": 60.0, "median": 10.0, "furthest": 12.0, "spikes": {"3": 2, "10": 1}}
+
+
 def test_a_program_that_is_not_there_is_said_and_is_no_success(tmp_path):
     done = call(*grid(tmp_path), program=tmp_path / "nowhere")
     assert done.returncode == 1 and "nowhere" in done.stderr.splitlines()[-1]
