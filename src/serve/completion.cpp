@@ -72,7 +72,7 @@ void Completion::submit(Plan plan) {
     response_.emplace(
         ResponseAnswer::Head{
             .id = id_, .model = plan_.model->name, .created = created_, .settings = plan_.response->settings},
-        plan_.ask.stream ? [this](const Json& event) { stream(event); } : ResponseAnswer::Listener());
+        plan_.ask.stream ? [this](const Json& event) { hold(event); } : ResponseAnswer::Listener());
   }
   for (std::size_t i = 0; i < plan_.requests.size(); ++i) {
     {
@@ -178,6 +178,7 @@ void Completion::begin_choice(std::size_t at) {
   open_stream();
   if (response_) {
     response_->begin();
+    write_held();
   } else if (plan_.chat) {
     auto event = chunk();
     event["choices"] = Json::array({{{"index", at},
@@ -305,6 +306,7 @@ void Completion::refuse(const Problem& problem) {
     if (response_) {
       begin_choice(0);
       response_->fail(problem.what());
+      write_held();
     } else {
       stream(body);
     }
@@ -340,8 +342,19 @@ void Completion::open_stream() {
 
 void Completion::stream(const Json& event) {
   written_ = Clock::now();
-  const auto name = response_ ? "event: " + event["type"].get<std::string>() + "\n" : std::string();
-  exchange_->write(name + "data: " + dumped(event) + "\n\n");
+  exchange_->write("data: " + dumped(event) + "\n\n");
+}
+
+void Completion::hold(const Json& event) {
+  held_ += "event: " + event["type"].get<std::string>() + "\ndata: " + dumped(event) + "\n\n";
+}
+
+/// Those that one token or the end brought: each of the last few has all that was said in it, with its scores, and none
+/// of them can have been read before the next.
+void Completion::write_held() {
+  if (held_.empty()) return;
+  written_ = Clock::now();
+  exchange_->write(std::exchange(held_, std::string()));
 }
 
 void Completion::beat(std::chrono::milliseconds silence) {
@@ -504,6 +517,7 @@ void Completion::respond(const Delta& delta) {
     if (plan_.ask.certainty) step.own = certainty_json(token);
   }
   response_->push(step);
+  if (!delta.last) write_held();
 }
 
 void Completion::end_response() {
@@ -519,6 +533,7 @@ void Completion::end_response() {
                   .own = std::move(own)});
   const auto body = response_->body();
   if (plan_.response->store && surroundings_.keep) surroundings_.keep(body, plan_.response->items);
+  write_held();
   if (plan_.ask.stream) return exchange_->finish();
   exchange_->reply(200, "application/json", dumped(body));
 }

@@ -108,6 +108,8 @@ class Completion : public std::enable_shared_from_this<Completion> {
 
   void open_stream();
   void stream(const Json& event);
+  void hold(const Json& event);
+  void write_held();
   void stream_delta(std::size_t at, const Delta& delta);
   void respond(const Delta& delta);
   void end_response();
@@ -128,6 +130,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
   Plan plan_;
   std::vector<Choice> choices_;
   std::optional<ResponseAnswer> response_;  // the one choice, as the Responses API tells of it
+  std::string held_;                        // events of a response that go out together
   std::int64_t created_;
   Clock::time_point start_ = Clock::now(), written_ = start_;  // the stream, last
   bool done_ = false;

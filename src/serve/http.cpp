@@ -187,15 +187,21 @@ class Connection : public std::enable_shared_from_this<Connection> {
     close();
   }
 
-  void send(std::string_view data, bool now) {
+  void send(std::string_view data) {
     if (closed_) return;
     if (sent_ > (std::size_t{1} << 16)) {
       out_.erase(0, sent_);
       sent_ = 0;
     }
     out_ += data;
-    if (unsent() > host_.options().max_unsent && exchange_) return close();
-    if (now) flush();
+    flush();
+  }
+
+  /// The same, unless the client has left too much unread of what came before. What comes now may be of any size: an
+  /// answer that is large is nobody's slowness.
+  void send_if_read(std::string_view data) {
+    if (exchange_ && unsent() > host_.options().max_unsent) return close();
+    send(data);
   }
 
   /// The exchange's answer is complete.
@@ -236,7 +242,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       in_.erase(0, parser_.feed(in_));
       if (fresh && parser_.started()) wait_for(host_.options().head_limit);
       if (headless && parser_.in_body()) wait_for(host_.options().body_limit);
-      if (parser_.take_expectation()) send("HTTP/1.1 100 Continue\r\n\r\n", true);
+      if (parser_.take_expectation()) send("HTTP/1.1 100 Continue\r\n\r\n");
       if (parser_.state() == Parser::State::failed) {
         refuse(parser_.status(), parser_.problem());
         return finish_then_close();
@@ -272,9 +278,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void refuse(int status, const std::string& problem) {
     const auto body = host_.refusal(status, problem);
     send("HTTP/1.1 " + std::to_string(status) + " " + std::string(reason(status)) +
-             "\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: " +
-             std::to_string(body.size()) + "\r\n\r\n" + body,
-         true);
+         "\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
+         "\r\n\r\n" + body);
   }
 
   /// What the client still sends is read and dropped for a while: closing at once would make its system throw away our
@@ -361,7 +366,7 @@ std::string Exchange::head(int status, std::string_view type, const Headers& hea
 }
 
 void Exchange::send(std::string_view data) {
-  if (const auto connection = connection_.lock()) connection->send(data, true);
+  if (const auto connection = connection_.lock()) connection->send_if_read(data);
   bytes_ += data.size();
 }
 
@@ -393,8 +398,10 @@ void Exchange::write(std::string_view data) {
 
 void Exchange::finish() {
   if (std::exchange(done_, true)) return;
-  if (request_.chunks) send("0\r\n\r\n");
-  if (const auto connection = connection_.lock()) connection->completed();
+  const auto connection = connection_.lock();
+  if (!connection) return;
+  if (request_.chunks) connection->send("0\r\n\r\n");  // whatever is unread yet: nothing comes after it
+  connection->completed();
 }
 
 std::size_t Exchange::unsent() const {

@@ -80,7 +80,7 @@ struct Options {
   std::size_t max_body = std::size_t{32} << 20;   // bytes
   std::size_t max_head = std::size_t{32} << 10;   // of the request line and headers
   std::size_t max_connections = 4096;             // fewer where the system does not let a process have so many files
-  std::size_t max_unsent = std::size_t{4} << 20;  // a client that reads more slowly is cut off
+  std::size_t max_unsent = std::size_t{4} << 20;  // what a client may leave unread when more comes
   std::chrono::milliseconds head_limit{10'000};   // from a request's first byte to its headers' end
   std::chrono::milliseconds body_limit{60'000};   // and to its body's end
   std::chrono::milliseconds idle_limit{60'000};   // between requests

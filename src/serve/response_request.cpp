@@ -217,8 +217,8 @@ class Messages {
   Json take() { return std::move(list_); }
 
  private:
-  /// The assistant's message that is being made: the last one, unless it has said its text already and `said` is not
-  /// enough, or a new one.
+  /// The assistant's message that an item goes into: the last one while it has no more than reasoning (where `said`,
+  /// also with its text and calls, as a further call does), or else a new one.
   Json& turn(bool said) {
     const bool open = !list_.empty() && list_.back()["role"] == "assistant" &&
                       (said || (list_.back()["content"].is_null() && !list_.back().contains("tool_calls")));

@@ -282,6 +282,10 @@ def test_the_scores_of_an_answer_are_those_of_its_tokens(client):
     scores = got.output[0].content[0].logprobs
     assert bytes(byte for score in scores for byte in score.bytes).decode() == "Hé!"  # and not what ends it
     assert all(len(score.top_logprobs) == 3 for score in scores)
+    among = client.responses.create(
+        model="fake", input=says(f"<think>hm</think>Hé!{CALL}"), include=LOGPROBS, tools=[TOOL]
+    )
+    assert bytes(byte for score in among.output[1].content[0].logprobs for byte in score.bytes).decode() == "Hé!"
     with client.responses.stream(model="fake", input=says("Hé!"), include=LOGPROBS, top_logprobs=3) as stream:
         told = [score for event in stream if event.type == "response.output_text.delta" for score in event.logprobs]
         final = stream.get_final_response()

@@ -1,5 +1,6 @@
 """The API over an engine that says what it is told: what clients rely on, and what they get wrong."""
 
+import contextlib
 import gzip
 import http.client
 import json
@@ -848,6 +849,25 @@ def exchange(server, *requests):
         while part := connection.recv(65536):
             answer += part
         return answer
+
+
+def test_a_large_answer_is_sent_whole_and_one_who_reads_none_of_many_is_cut_off():
+    body = {"prompt": "x" * 600_000, "return_token_strs": True}
+    data = json.dumps(body).encode()
+    request = b"POST /tokenize HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+    with fake() as server, socket.socket() as lazy:
+        assert server.post("/tokenize", body)["token_strs"] == ["x"] * 600_000  # 4.8 MB
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.settimeout(20)
+        lazy.connect((server.host, int(server.port)))
+        with contextlib.suppress(ConnectionError):
+            lazy.sendall(request * 6)
+        for _ in range(500):
+            if "\ngka_http_connections 1\n" in server.get("/metrics"):  # the one that asks
+                break
+            time.sleep(0.02)
+        else:
+            pytest.fail("who reads nothing stays")
 
 
 def test_a_client_of_http_1_0_reads_answers_and_streams(server):
