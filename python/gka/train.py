@@ -210,6 +210,9 @@ class Trainer:
         self.config = ranks.on_first(lambda: read_config(about["model"]))
         self._check_batches()
         self.reader = Reader(plan, ranks)
+        # Read now: token files may go meanwhile.
+        self.tokenizer = torch.ops.gka.training_tokenizer(json.dumps(plan.data))
+        self.data = json.loads(torch.ops.gka.training_checksums(json.dumps(plan.data)))
         self.eval_reader = Reader(plan, ranks, evaluates=True) if plan.eval_every else None
         self._check_data()
         self.context: Context | None = None
@@ -331,6 +334,11 @@ class Trainer:
             self._load_single(folder)
         self.step = self.saved_step = progress["step"]
         self.tokens, self.seconds, self.position = progress["tokens"], progress["seconds"], progress["position"]
+        data = json.dumps(self.plan.data), json.dumps(progress.get("data", {}))
+        try:
+            torch.ops.gka.check_training_data(*data, self.step, os.fspath(self.plan.run))
+        except RuntimeError as error:
+            raise Refusal(sentence_of(error)) from None
         before = progress["settings"]
         planned = before["steps"] or -(-before["tokens"] // before["batch_tokens"])
         self.reached = progress["finished"] and self.step != planned
@@ -445,12 +453,7 @@ class Trainer:
             weights = self.sharded.whole()
             self.ranks.on_first(lambda: self._finish_save(folder, weights))
         except Refusal as error:
-            before = folders.list_checkpoints(run)
-            after = f"after step {int(before[-1].name[5:])}." if before else "from the beginning."
-            raise Refusal(
-                f"step {self.step} could not be saved ({error}); make room there, then {how_to_continue(run)} goes on "
-                + after
-            ) from None
+            raise Refusal(f"step {self.step} could not be saved ({error}); {after_making_room(run)}") from None
         self.saved_step = self.step
 
     def _begin_save(self, folder: Path) -> Path:
@@ -470,9 +473,8 @@ class Trainer:
 
     def _finish_save(self, folder: Path, weights: dict[str, Tensor]) -> None:
         unfinished = folders.unfinished_path(folder)
-        tokenizer = torch.ops.gka.training_tokenizer(json.dumps(self.plan.data))
-        if tokenizer is not None:
-            folders.write_text(unfinished / "tokenizer.json", tokenizer)
+        if self.tokenizer is not None:
+            folders.write_text(unfinished / "tokenizer.json", self.tokenizer)
         torch.ops.gka.save_model(os.fspath(unfinished), self.model_json, weights)
         progress = {
             "step": self.step,
@@ -482,6 +484,7 @@ class Trainer:
             "finished": self.reached or self.step == self.plan.steps,
             "threads": torch.get_num_threads(),
             "ranks": self.ranks.size,
+            "data": self.data,
             "settings": self.plan.settings,
         }
         folders.write_text(unfinished / "trainer.json", json.dumps(progress, indent=2) + "\n")
@@ -500,7 +503,10 @@ class Trainer:
         line["tokens_per_second"] = float(round(tokens / seconds))
         line["memory_bytes"], line["seconds"] = memory_in_use(self.ranks.device), self.seconds
         line |= evaluation
-        self.metrics.append(line)
+        try:
+            self.metrics.append(line)
+        except RuntimeError as error:
+            raise Refusal(f"{sentence_of(error)}; {after_making_room(self.plan.run)}") from None
         left = self.step_seconds * (self.plan.steps - self.step)
         self.progress.step(line | {"steps": self.plan.steps, "seconds_left": left})
 
@@ -551,6 +557,13 @@ class Trainer:
 
 def how_to_continue(run: Path) -> str:
     return f"`torchrun … -m gka.train {run} --resume`"
+
+
+def after_making_room(run: Path) -> str:
+    """For a run whose disk was full."""
+    saved = folders.list_checkpoints(run)
+    after = f"after step {int(saved[-1].name[5:])}." if saved else "from the beginning."
+    return f"make room there, then {how_to_continue(run)} goes on {after}"
 
 
 def check_folder(plan: Plan, resume: bool) -> None:

@@ -94,7 +94,7 @@ struct Draft {
   std::int64_t num_hidden_layers = 0;
   bool use_sliding_window = false;
   std::int64_t max_window_layers = 0;
-  std::string pattern{};
+  std::optional<std::string> pattern{};
   std::string hidden_act = "silu";
   Json eos_token_id{};
   Json groups = Json::object();
@@ -312,11 +312,11 @@ void read_layers(Draft& draft, const std::string& where) {
       if (token == other) token = own;
     }
   }
-  if (!draft.pattern.empty()) {
-    auto expanded = expand_pattern(draft.pattern);
+  if (draft.pattern) {
+    auto expanded = expand_pattern(*draft.pattern);
     if (!tokens.empty() && !say_the_same(tokens, expanded)) {
       throw std::runtime_error("'layer_types' and 'hybrid_override_pattern' of " + where +
-                               " say different things: " + join_pattern(tokens) + " and " + draft.pattern);
+                               " say different things: " + join_pattern(tokens) + " and " + *draft.pattern);
     }
     tokens = std::move(expanded);
   }
@@ -452,7 +452,7 @@ std::vector<std::int64_t> read_end_tokens(const Json& json, std::int64_t vocab_s
 ModelConfig parse_config(const Json& json, const std::string& where, const OnUnknown& unknown) {
   auto draft = read_draft(json, where, unknown);
   for (const char* key : {"layer_types", "max_window_layers"}) {  // what a hybrid's file says twice it gets back twice
-    if (!draft.pattern.empty() && json.contains(key)) draft.config.extra[key] = json[key];
+    if (draft.pattern && json.contains(key)) draft.config.extra[key] = json[key];
   }
   read_groups(draft, where, unknown);
   read_rope(draft, where, unknown);

@@ -94,6 +94,12 @@ std::optional<std::string> training_tokenizer(const std::string& data) {
   return train::tokenizer_of(Json::parse(data));
 }
 
+std::string checksums_of_data(const std::string& data) { return train::checksums_of_data(Json::parse(data)).dump(); }
+
+void check_same_data(const std::string& data, const std::string& before, std::int64_t step, const std::string& run) {
+  train::check_same_data(Json::parse(data), Json::parse(before), step, run);
+}
+
 /// Throws where the model in `folder` keeps another tokenizer than that of the token files.
 void check_training_tokenizer(const std::string& settings, const std::string& folder) {
   train::check_tokenizer(train::parse(Json::parse(settings)), folder);
@@ -181,6 +187,8 @@ TORCH_LIBRARY_FRAGMENT(gka, m) {
   m.def("training_difference(str before, str now) -> str", training_difference);
   m.def("training_tokenizer(str data) -> str?", training_tokenizer);
   m.def("check_training_tokenizer(str settings, str folder) -> ()", check_training_tokenizer);
+  m.def("training_checksums(str data) -> str", checksums_of_data);
+  m.def("check_training_data(str data, str before, int step, str run) -> ()", check_same_data);
   m.def("draw_weights(str json, int seed, ScalarType dtype) -> Dict(str, Tensor)", draw_weights);
   m.def("decaying_parameters(str json) -> str[]", decaying_parameters);
   m.def("describe_step(str report) -> str", describe_step);

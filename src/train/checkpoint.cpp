@@ -69,6 +69,12 @@ std::vector<SavedStep> list_checkpoints(const fs::path& run) {
   return saved;
 }
 
+std::string after_making_room(const fs::path& run, const std::string& command) {
+  const auto saved = list_checkpoints(run);
+  return "make room there, then " + command + " goes on " +
+         (saved.empty() ? "from the beginning." : "after step " + std::to_string(saved.back().step) + ".");
+}
+
 fs::path latest_path(const fs::path& run) { return run / "latest"; }
 
 void point_to_latest(const fs::path& run, const fs::path& checkpoint) {

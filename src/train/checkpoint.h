@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "models/checksums.h"
@@ -33,6 +34,9 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& run, std::int
 
 /// The checkpoints of a run, oldest first.
 std::vector<SavedStep> list_checkpoints(const std::filesystem::path& run);
+
+/// "make room there, then COMMAND goes on after step 8.": for a run whose disk was full.
+std::string after_making_room(const std::filesystem::path& run, const std::string& command);
 
 /// A link in the run to its newest checkpoint, for `gka generate runs/x/latest`.
 std::filesystem::path latest_path(const std::filesystem::path& run);

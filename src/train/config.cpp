@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <stdexcept>
 #include <vector>
@@ -168,18 +169,27 @@ Json read_existing(const fs::path& path, const char* what) {
   return models::read_json(path);
 }
 
+/// A shell leaves the ~ of `--set output=~/runs/a` as it is, and a file has no shell.
+fs::path from_home(const std::string& path) {
+  if (path != "~" && !path.starts_with("~/")) return path;
+  const char* home = std::getenv("HOME");
+  if (home == nullptr || *home == 0) fail("'" + path + "' is in the home folder, and HOME does not say where that is.");
+  return fs::path(home) / path.substr(std::min<std::size_t>(2, path.size()));
+}
+
 /// The model's configuration, where a path to it (or to a folder with a config.json) was given.
 void follow_model_path(Json& settings, const fs::path& base) {
   const auto model = settings.find("model");
   if (model == settings.end() || !model->is_string()) return;
-  fs::path path = base / model->get<std::string>();
+  fs::path path = base / from_home(model->get<std::string>());
   if (fs::is_directory(path)) path /= "config.json";
   *model = read_existing(path, "model configuration");
 }
 
-/// From relative to `base` to absolute: a run can be resumed from any folder.
+/// From relative to `base` to absolute: a run can be resumed from any folder. An empty one is left to its reader.
 void anchor_path(Json& path, const fs::path& base) {
-  if (path.is_string()) path = fs::absolute(base / path.get<std::string>()).lexically_normal().string();
+  if (!path.is_string() || path.get<std::string>().empty()) return;
+  path = fs::absolute(base / from_home(path.get<std::string>())).lexically_normal().string();
 }
 
 /// The token files named in a source, one or a list, or in the sources of a mixture.
@@ -200,6 +210,9 @@ void anchor_files(Json& source, const fs::path& base) {
 void anchor_paths(Json& settings, const fs::path& base) {
   follow_model_path(settings, base);
   if (const auto from = settings.find("from"); from != settings.end()) anchor_path(*from, base);
+  if (const auto output = settings.find("output"); output != settings.end() && output->is_string()) {
+    *output = from_home(output->get<std::string>()).string();
+  }
   for (const char* key : {"data", "eval_data"}) {
     if (const auto source = settings.find(key); source != settings.end()) anchor_files(*source, base);
   }

@@ -79,6 +79,16 @@ void RunLock::remove() {
   if (made_) fs::remove(path_);
 }
 
+std::vector<fs::path> RunLock::made() const {
+  return made_ ? std::vector{fs::absolute(path_)} : std::vector<fs::path>{};
+}
+
+std::vector<fs::path> made_for(const RunLock& lock, const RunFolder& folder) {
+  auto made = lock.made();
+  made.insert(made.end(), folder.made().begin(), folder.made().end());
+  return made;
+}
+
 MetricsFile::MetricsFile(const fs::path& run, std::int64_t last_step)
     : metrics_(run / kMetrics), events_(run / kEvents) {
   auto lines = read_metrics(run);

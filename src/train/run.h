@@ -33,6 +33,8 @@ class RunLock {
 
   /// Removes the file of a lock that will not be needed again, if this object made it.
   void remove();
+  /// That file, if this object made it.
+  std::vector<std::filesystem::path> made() const;
 
  private:
   std::filesystem::path path_;
@@ -49,6 +51,9 @@ class RunFolder {
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
+  /// The folders it had to make, the deepest first.
+  const std::vector<std::filesystem::path>& made() const { return made_; }
+
  private:
   std::vector<std::filesystem::path> made_{};  // the deepest first
 };
@@ -57,6 +62,9 @@ class RunFolder {
 /// begin, a note of what went wrong. A full disk takes no notes, but the sentence still reaches the user.
 void note_failure(const std::filesystem::path& run, std::int64_t steps, RunLock& lock,
                   const std::string& sentence) noexcept;
+
+/// What a signal before the first step removes again.
+std::vector<std::filesystem::path> made_for(const RunLock& lock, const RunFolder& folder);
 
 /// metrics.jsonl, one JSON object per line and step, and beside it the same numbers for TensorBoard.
 class MetricsFile {

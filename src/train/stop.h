@@ -1,18 +1,24 @@
-// Ctrl-C, SIGTERM and a closed terminal: the first asks a loop to end in good order, the second ends the process at
-// once.
+// Ctrl-C, SIGTERM and a closed terminal. Before a loop begins one ends the process at once; then the first asks the
+// loop to end in good order, and the second ends the process.
 #pragma once
+
+#include <filesystem>
+#include <vector>
 
 namespace gka::train {
 
 /// Listens while it lives; before and after, a signal does what it did.
 class StopSignals {
  public:
-  StopSignals();
+  /// `made`: what a signal removes that comes before `begin`, in this order: files, and folders that then stand empty.
+  explicit StopSignals(const std::vector<std::filesystem::path>& made);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// The signal that came, or 0.
+  /// From here on there is something to end in good order.
+  void begin();
+  /// The signal that came since, or 0.
   int received() const;
 
  private:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <limits>
+#include <stdexcept>
 #include <vector>
 
 #include "base/files.h"
@@ -15,18 +17,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The first file of each source of token files: of this one, or of those that it mixes.
-std::vector<fs::path> token_files(const Json& source) {
+/// Of each source of token files, of this one or of those that it mixes: its first file, or all of them.
+std::vector<fs::path> token_files(const Json& source, std::size_t most = 1) {
   if (!source.is_object()) return {};
   std::vector<fs::path> found;
   if (const auto parts = source.find("sources"); parts != source.end() && parts->is_array()) {
-    for (const auto& part : *parts) std::ranges::copy(token_files(part), std::back_inserter(found));
+    for (const auto& part : *parts) std::ranges::copy(token_files(part, most), std::back_inserter(found));
   }
-  const auto files = source.find("files");
-  if (files == source.end() || (files->is_array() && files->empty())) return found;
-  const auto& first = files->is_array() ? files->front() : *files;
-  const auto& path = first.is_object() && first.contains("path") ? first["path"] : first;
-  if (path.is_string()) found.emplace_back(path.get<std::string>());
+  if (!source.contains("files")) return found;
+  const auto& files = source["files"];
+  const auto listed = files.is_array() ? files : Json::array({files});
+  for (std::size_t i = 0; i < std::min(most, listed.size()); ++i) {
+    const auto& path = listed[i].is_object() && listed[i].contains("path") ? listed[i]["path"] : listed[i];
+    if (path.is_string()) found.emplace_back(path.get<std::string>());
+  }
   return found;
 }
 
@@ -65,6 +69,25 @@ void check_tokenizer(const Config& config, const fs::path& folder) {
     for (const auto& file : token_files(*source)) {
       data::check_model_tokenizer(folder, data::TokenFile(file).header().tokenizer, file.string());
     }
+  }
+}
+
+Json checksums_of_data(const Json& source) {
+  Json sums = Json::object();
+  for (const auto& file : token_files(source, std::numeric_limits<std::size_t>::max())) {
+    sums[file.string()] = data::TokenFile(file).header().header_hash;
+  }
+  return sums;
+}
+
+void check_same_data(const Json& source, const Json& before, std::int64_t step, const fs::path& run) {
+  const auto now = checksums_of_data(source);
+  for (const auto& [file, sum] : before.items()) {
+    if (!now.contains(file) || now[file] == sum) continue;
+    throw std::runtime_error("the token file '" + file + "' is not the one that the run was trained on up to step " +
+                             std::to_string(step) +
+                             "; put that one back, or start a new run from the weights with --from " + run.string() +
+                             " --set output=FOLDER.");
   }
 }
 

@@ -1,6 +1,7 @@
 // What a run's token files say about the model that is trained on them: its tokenizer and the token that ends a text.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -20,5 +21,12 @@ Config with_end_token(Config config, const std::function<void(const std::string&
 
 /// Throws one sentence where the folder of the model a run starts from keeps another tokenizer than the token files'.
 void check_tokenizer(const Config& config, const std::filesystem::path& folder);
+
+/// The checksum of every token file by its path, as its header has it: what a run has been trained on.
+Json checksums_of_data(const Json& source);
+
+/// Throws one sentence where a file has another one now: the position in the data would mean other text, and what was
+/// kept for evaluation would be trained on.
+void check_same_data(const Json& source, const Json& before, std::int64_t step, const std::filesystem::path& run);
 
 }  // namespace gka::train

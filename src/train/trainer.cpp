@@ -98,6 +98,8 @@ class Trainer {
   Learner learner_;
   Schedule schedule_;
   std::unique_ptr<data::Source> source_, eval_source_;
+  const std::optional<std::string> tokenizer_ = tokenizer_of(config_.data);  // read now: files may go meanwhile
+  const Json data_ = checksums_of_data(config_.data);
   Progress progress_;
   std::optional<MetricsFile> metrics_;
   std::future<Parts> upcoming_;  // being taken from the source, not yet trained on
@@ -189,6 +191,7 @@ void Trainer::resume_from(const SavedStep& saved) {
   seconds_ = progress.at("seconds").get<double>();
   const bool was_last = step_ == parse(progress.at("settings")).steps;
   reached_ = progress.at("finished").get<bool>() && !was_last;  // by its accuracy
+  check_same_data(config_.data, progress.value("data", Json::object()), step_, config_.output);
   if (step_ > config_.steps) {
     throw std::runtime_error("the run has taken " + std::to_string(step_) + " steps already; steps is " +
                              std::to_string(config_.steps) + ", and it takes at least as many.");
@@ -199,7 +202,7 @@ void Trainer::resume_from(const SavedStep& saved) {
 
 void Trainer::save_files(const fs::path& folder) const {
   models::save_model(learner_.decoder(), folder);
-  if (const auto tokenizer = tokenizer_of(config_.data)) write_text(folder / "tokenizer.json", *tokenizer);
+  if (tokenizer_) write_text(folder / "tokenizer.json", *tokenizer_);
   models::write_tokenizer_config(folder, learner_.decoder().config());
   fault_point("save", step_);
   auto state = learner_.optimiser().state();
@@ -211,6 +214,7 @@ void Trainer::save_files(const fs::path& folder) const {
                       {"position", position_},
                       {"finished", reached_ || step_ == config_.steps},
                       {"threads", at::get_num_threads()},
+                      {"data", data_},
                       {"settings", config_.settings}};
   write_text(folder / models::kProgressFile, progress.dump(2) + "\n");
 }
@@ -225,11 +229,8 @@ void Trainer::save() {
     saved_step_ = step_;
     tidy_checkpoints(config_.output, static_cast<std::size_t>(config_.keep));
   } catch (const std::exception& error) {
-    const auto before = list_checkpoints(config_.output);
-    throw std::runtime_error("step " + std::to_string(step_) + " could not be saved (" + error.what() +
-                             "); make room there, then " + how_to_continue(config_.output) + " goes on " +
-                             (before.empty() ? std::string("from the beginning.")
-                                             : "after step " + std::to_string(before.back().step) + "."));
+    throw std::runtime_error("step " + std::to_string(step_) + " could not be saved (" + error.what() + "); " +
+                             after_making_room(config_.output, how_to_continue(config_.output)));
   }
 }
 
@@ -340,7 +341,12 @@ void Trainer::report(const Measured& measured, const std::optional<Evaluation>& 
     line["eval_loss"] = *(report.eval_loss = evaluation->loss);
     line["eval_accuracy"] = *(report.eval_accuracy = evaluation->accuracy);
   }
-  metrics_->append(line);
+  try {
+    metrics_->append(line);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(std::string(error.what()) + "; " +
+                             after_making_room(config_.output, how_to_continue(config_.output)));
+  }
   progress_.step(report);
 }
 
@@ -433,9 +439,10 @@ Outcome train(const Config& config, Start start) {
     return std::runtime_error(sentence);
   };
   try {
-    const StopSignals signals;
+    StopSignals signals(made_for(lock, folder));
     const auto adapted = with_end_token(config, [](const auto& line) { std::fprintf(stderr, "%s\n", line.c_str()); });
     Trainer trainer(adapted, start, signals);
+    signals.begin();
     if (start == Start::fresh || has_other_length(config)) {
       write_text(run / "train.json", config.settings.dump(2) + "\n");
     }

@@ -198,8 +198,8 @@ void VisionTrainer::save() {
     saved_step_ = step_;
     tidy_checkpoints(run_, static_cast<std::size_t>(settings_.keep));
   } catch (const std::exception& error) {
-    throw std::runtime_error("step " + std::to_string(step_) + " could not be saved (" + error.what() +
-                             "); make room there, then " + how_to_continue(run_) + " goes on.");
+    throw std::runtime_error("step " + std::to_string(step_) + " could not be saved (" + error.what() + "); " +
+                             after_making_room(run_, how_to_continue(run_)));
   }
 }
 
@@ -260,7 +260,11 @@ void VisionTrainer::report(const Measured& measured, const std::optional<VisionS
     line["eval_loss"] = *(report.eval_loss = scores->loss);
     line["eval_accuracy"] = *(report.eval_accuracy = scores->top1());
   }
-  metrics_->append(line);
+  try {
+    metrics_->append(line);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(std::string(error.what()) + "; " + after_making_room(run_, how_to_continue(run_)));
+  }
   progress_.step(report);
 }
 
@@ -368,8 +372,9 @@ Outcome train_vision(const VisionSettings& settings, const fs::path& run, Start 
     return std::runtime_error(sentence);
   };
   try {
-    const StopSignals signals;
+    StopSignals signals(made_for(lock, folder));
     VisionTrainer trainer(settings, run, start, signals);
+    signals.begin();
     steps = trainer.steps();
     noted = true;
     write_text(run / "train.json",

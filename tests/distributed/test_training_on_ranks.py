@@ -197,6 +197,17 @@ def test_a_run_that_cannot_be_is_refused_in_a_sentence_on_every_rank(pool, recal
 # -- started as users start it
 
 
+def test_a_disk_that_fills_up_between_two_checkpoints_says_how_to_go_on(tmp_path):
+    (tmp_path / "one.json").write_text(json.dumps(RECALL | {"checkpoint_every": 0}))
+    words = ["bash", "-c", 'ulimit -f 2; exec "$@"', "bash", sys.executable, "-m", "gka.train", "one.json"]
+    done = subprocess.run(words, cwd=tmp_path, env=ONE_THREAD, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "gka.train: cannot write runs/one/metrics.jsonl: File too large; make room there, then "
+        "`torchrun … -m gka.train runs/one --resume` goes on from the beginning."
+    )
+
+
 class Torchrun:
     """Two ranks in processes of their own."""
 

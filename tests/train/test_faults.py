@@ -1,9 +1,11 @@
 """What goes wrong ends in one sentence that says what to do."""
 
 import json
+import re
+import signal
 
 import pytest
-from training import only_sentence
+from training import SETTINGS, only_sentence
 
 
 def test_a_full_disk_keeps_the_last_checkpoint_and_says_how_to_go_on(gka):
@@ -20,6 +22,68 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_how_to_go_on(gka):
     (told,) = json.loads(gka.call("runs", "--json").stdout)
     assert told["state"] == "failed"
     gka.train("runs/small", "--resume")
+
+
+def test_a_disk_that_fills_up_between_two_checkpoints_says_how_to_go_on(gka):
+    # Of 3 KiB metrics.jsonl has the first dozen steps.
+    sentence = only_sentence(gka.call("train", gka.write(checkpoint_every=0), limit=3))
+    assert re.match("gka: cannot write runs/small/(metrics|events).*: File too large; make room there, then ", sentence)
+    assert sentence.endswith("`gka train runs/small --resume` goes on from the beginning.")
+    assert 5 < len((gka.folder / "runs/small/metrics.jsonl").read_text().splitlines()) < 24
+    gka.train("runs/small", "--resume")
+    assert len(gka.metrics("runs/small")) == 24
+
+
+def on_text(gka, words=400, **changes):
+    """A training file on a text of so many words."""
+    (gka.folder / "text").write_text("".join(f"{i} sheep, " for i in range(words)))
+    assert gka.call("tokenize", "text", "--out", "text").returncode == 0
+    model = SETTINGS["model"] | {"vocab_size": 257, "eos_token_id": 1}
+    data = {"kind": "tokens", "files": ["text.tokens"], "eval_fraction": 0.5}
+    return gka.write(model=model, data=data, **changes)
+
+
+def test_a_run_does_not_go_on_with_another_text_under_the_same_name(gka):
+    gka.train(on_text(gka, steps=8))
+    before = (gka.folder / "text.tokens").read_bytes()
+    on_text(gka, words=500)
+    sentence = only_sentence(gka.call("train", "runs/small", "--resume", "--set", "steps=16"))
+    assert (
+        "text.tokens' is not the one that the run was trained on up to step 8; put that one back, or start" in sentence
+    )
+    gka.train("small.json", "--from", "runs/small", "--set", "output=other", "--set", "steps=1")
+    (gka.folder / "text.tokens").write_bytes(before)
+    gka.train("runs/small", "--resume", "--set", "steps=16")
+
+
+def test_a_token_file_that_goes_away_while_it_is_read_is_not_missed(gka):
+    process = gka.start("train", on_text(gka, steps=200, checkpoint_every=100))
+    for line in process.stderr:
+        if line.startswith("step"):
+            break
+    for file in gka.folder.glob("text.*"):
+        file.unlink()
+    assert process.communicate(timeout=100)[1].splitlines()[-1].startswith("finished after step 200")
+    assert (gka.folder / "runs/small/latest/tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("run", ["fresh", "resumed"])
+def test_an_interrupt_before_the_first_step_ends_at_once_and_leaves_what_was_there(gka, number, run):
+    file, words = on_text(gka, steps=8), []
+    if run == "resumed":
+        gka.train(file)
+        words = ["--resume", "--set", "steps=16"]
+    before = {path: path.read_bytes() for path in gka.folder.rglob("*") if path.is_file() and path.name != "lock"}
+    # Too little to evaluate on is found before the first step; of so many batches that takes minutes.
+    process = gka.start("train", file, *words, "--set", "eval_batches=1000000000")
+    assert "eos_token_id" in process.stderr.readline()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert said.strip() == "gka: interrupted before the first step; nothing was begun."
+    assert before == {path: path.read_bytes() for path in before}
+    assert run == "resumed" or not (gka.folder / "runs").exists()
 
 
 def _first_checkpoint(gka):
@@ -61,6 +125,8 @@ def test_a_loss_that_is_not_finite_names_the_layer_and_the_step(gka):
         (["small.json", "--from", "nowhere"], "nowhere' to start from; check the path."),
         (["small.json", "--resume"], "there is no run in 'runs/small' to resume; leave out --resume to start one."),
         (["small.json", "--resume", "--from", "x"], "give one of them"),
+        (["small.json", "--set", "from="], 'from is ""; it takes a path to a checkpoint, a run or a model, or null.'),
+        (["small.json", "--set", "model.hybrid_override_pattern="], "the pattern '' cannot be read"),
         (["small.json", "--set", "lerning_rate=1"], "did you mean 'learning_rate'?"),
         (["small.json", "--set", "model.hiden_size=1"], "did you mean 'hidden_size'?"),
         (["small.json", "--set", "data.vocab_size=100"], "set model.vocab_size to at least 100."),
@@ -82,6 +148,19 @@ def test_a_folder_that_cannot_be_made_is_named(gka):
     (gka.folder / "file").write_text("")
     gka.write(output="file/run")
     assert "cannot make the folder 'file/run'" in only_sentence(gka.call("train", "small.json"))
+
+
+def test_a_path_may_begin_in_the_home_folder(gka):
+    (gka.folder / "home/models").mkdir(parents=True)
+    home = {"HOME": str(gka.folder / "home")}
+    file = gka.write(steps=1, output="~/runs/a")
+    (gka.folder / "home/models/small.json").write_text(json.dumps(SETTINGS["model"]))
+    gka.train(file, "--set", "model=~/models/small.json", **home)
+    gka.train(file, "--set", "output=~/b", "--set", "from=~/runs/a", **home)
+    assert (gka.folder / "home/b/latest/model.safetensors").exists() and not (gka.folder / "~").exists()
+    gka.write("tokens.json", data={"kind": "tokens", "files": ["~/none.tokens"]})
+    assert "home/none.tokens" in only_sentence(gka.call("train", "tokens.json", **home))
+    assert "HOME does not say where that is" in only_sentence(gka.call("train", file, HOME=""))
 
 
 def test_a_run_is_not_started_over_another(gka):
