@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import itertools
+import json
 import statistics
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ sys.path.insert(0, str(ROOT / "experiments"))
 
 from choices import CHANGED
 
+HERE = Path(__file__).resolve().parent
 CELL = "128x32:16"
 RATES = (1e-2, 5e-3)  # the two best of GKA in grid.jsonl; the better one with all seeds before the other
 FEWER = (5, 10, 15)  # solver steps with which GKA, trained with 30, is asked as well
@@ -57,6 +59,8 @@ VARIANTS = {
         *(changed(name, CHANGED[name].title, **CHANGED[name].choices)
           for name in ("a-0.01", "a-0.05", "a-0.1", "iterations-5", "iterations-10", "iterations-15")),
         changed("constant-0.02", "constant λ = 0.02", ridge_mode="constant", ridge_strength=0.02),
+        changed("constant-exact", "constant λ = 0.02, solved exactly", ridge_mode="constant", ridge_strength=0.02,
+                solver_type="exact"),
         changed("conjugate", "conjugate gradient", solver_type="conjugate_gradient"),
     ]
 }  # fmt: skip
@@ -136,10 +140,21 @@ def curve(lines: list[dict]) -> list[list[float]]:
     ]  # fmt: skip
 
 
+def as_it_is(results: dict[str, dict]) -> dict[str, dict]:
+    """What the grid has of GKA at the same places and rates: the same runs, whose gradients were not kept."""
+    wanted = {place(result) for result in results.values()}
+    grid = map(json.loads, (HERE / Grid.KEPT).read_text().splitlines())
+    return {run["name"]: run for run in grid if (run["layer"], run["heads"]) == ("gka", 1) and place(run) in wanted}
+
+
+def place(run: dict) -> tuple:
+    return run["width"], run["tokens"], run["pairs"], run["rate"], run["steps"]
+
+
 def summarise(sweep: Ablations) -> None:
     from ablation_report import report  # here: it needs matplotlib, which a machine that only trains may not have
 
-    report(list(sweep.results.values()), VARIANTS, sweep.folder)
+    report(list((as_it_is(sweep.results) | sweep.results).values()), VARIANTS, sweep.folder)
 
 
 def arguments() -> argparse.Namespace:

@@ -63,14 +63,21 @@ def test_the_ablations_on_mqar_train_what_they_say_go_on_and_draw(tmp_path):
     works(*ablations(tmp_path, "--layers", "gka"))
     works(*ablations(tmp_path))
     runs = {run["layer"]: run for run in read_lines(tmp_path / "ablations.jsonl")}
-    assert len(runs) == len(read_lines(tmp_path / "ablations.jsonl")) == 17, "GKA is not trained again"
+    assert len(runs) == len(read_lines(tmp_path / "ablations.jsonl")) == 18, "GKA is not trained again"
     learned = {name: tuple(map(tuple, run["learning"])) for name, run in runs.items()}
-    assert len(set(learned.values())) == 17, "each variant learns otherwise, from the first weights on"
+    assert len(set(learned.values())) == 18, "each variant learns otherwise, from the first weights on"
     assert [name for name, run in runs.items() if "with_iterations" in run] == ["gka"]
     works(*ablations(tmp_path, "--draw"))
     assert "| constant λ = 0.25 | " in (tmp_path / "ablations.md").read_text()
     figures = ("ablations-32x4-8.png", "ridges-32x4-8-lr0.01.png")
     assert all((tmp_path / name).stat().st_size > 10_000 for name in figures)
+
+
+def test_the_tables_of_the_ablations_are_those_of_the_runs_that_are_kept(tmp_path):
+    kept = EXPERIMENTS / "mqar"
+    (tmp_path / "ablations.jsonl").write_bytes((kept / "ablations.jsonl").read_bytes())
+    works(kept / "ablations.py", "--out", tmp_path, "--draw")
+    assert (tmp_path / "ablations.md").read_text() == (kept / "ablations.md").read_text()
 
 
 SPIKES = f"""
