@@ -271,8 +271,6 @@ bool is_for_operator(const MemoryInputs& in, MemoryRule rule, ops::RecurrencePat
   return either && !few && has_operator(in, rule);
 }
 
-}  // namespace
-
 /// Of no tokens. They hang on all that answers are made of, so that every parameter has a gradient, of zeros: ranks that
 /// train together wait for all of them.
 at::Tensor no_answers(const MemoryInputs& in) {
@@ -282,6 +280,8 @@ at::Tensor no_answers(const MemoryInputs& in) {
   }
   return in.v + nothing.to(in.v.scalar_type());
 }
+
+}  // namespace
 
 at::Tensor remember_in_chunks(const MemoryInputs& in, MemoryRule rule, Call& call) {
   const auto& plan = call.sequences().chunks(chunk_size(call.sequences()));
