@@ -70,7 +70,7 @@ typedef struct GkaMemory {
 const char* gka_error(void);
 
 void* gka_engine_load(const char* model, const GkaOptions* options);  // null: all of them zero
-void gka_engine_free(void* engine);  // free its streams first
+void gka_engine_free(void* engine);                                   // free its streams first
 int64_t gka_engine_vocabulary(void* engine);
 int64_t gka_engine_context(void* engine);
 

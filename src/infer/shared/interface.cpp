@@ -31,20 +31,20 @@ thread_local std::string last_error;
 
 /// What a caller's pointer leads to; a null is refused by its name.
 template <typename T>
-T& at(T* pointer, const std::string& name) {
+T& thing_at(T* pointer, const std::string& name) {
   if (pointer == nullptr) throw std::invalid_argument(name + " is null");
   return *pointer;
 }
 
-Tokenizer& tokenizer_at(void* handle) { return at(static_cast<Tokenizer*>(handle), "tokenizer"); }
-Engine& engine_at(void* handle) { return at(static_cast<Engine*>(handle), "engine"); }
+Tokenizer& tokenizer_at(void* handle) { return thing_at(static_cast<Tokenizer*>(handle), "tokenizer"); }
+Engine& engine_at(void* handle) { return thing_at(static_cast<Engine*>(handle), "engine"); }
 
 /// `count` things of the caller's; where there are none, the pointer may be null.
 template <typename T>
 std::span<T> list_at(T* first, std::int64_t count, const std::string& name) {
   if (count < 0)
     throw std::invalid_argument("the length of " + name + " takes at least 0, got " + std::to_string(count));
-  if (count > 0) at(first, name);
+  if (count > 0) thing_at(first, name);
   return {first, static_cast<std::size_t>(count)};
 }
 
@@ -235,7 +235,7 @@ void* gka_engine_load(const char* model, const GkaOptions* asked) {
     options.cache_bytes = o.cache_bytes;
     options.deterministic = o.deterministic != 0;
     options.kv_cache_dtype = text_or_empty(o.kv_cache_dtype);
-    return Engine::load(&at(model, "model"), options).release();
+    return Engine::load(&thing_at(model, "model"), options).release();
   });
 }
 
@@ -253,21 +253,21 @@ void* gka_engine_submit(void* engine, const GkaRequest* request) {
   return guarded<void*>(nullptr, [&]() -> void* {
     auto stream = std::make_unique<Stream>();
     stream->engine = &engine_at(engine);
-    stream->id = stream->engine->submit(request_of(at(request, "request")), sink_of(stream->mailbox));
+    stream->id = stream->engine->submit(request_of(thing_at(request, "request")), sink_of(stream->mailbox));
     return stream.release();
   });
 }
 
 std::int32_t gka_stream_next(void* handle, GkaEvent* event, std::int64_t milliseconds) {
   return guarded<std::int32_t>(-1, [&] {
-    auto& stream = at(static_cast<Stream*>(handle), "stream");
-    return next_event(stream, at(event, "event"), milliseconds);
+    auto& stream = thing_at(static_cast<Stream*>(handle), "stream");
+    return next_event(stream, thing_at(event, "event"), milliseconds);
   });
 }
 
 void gka_stream_cancel(void* handle) {
   guarded(false, [&] {
-    const auto& stream = at(static_cast<Stream*>(handle), "stream");
+    const auto& stream = thing_at(static_cast<Stream*>(handle), "stream");
     if (!stream.over) stream.engine->cancel(stream.id);
     return true;
   });
@@ -283,7 +283,7 @@ std::int32_t gka_memory_create(void* handle, const char* id, const std::int64_t*
                                const char* name, std::int64_t keep_tokens, GkaMemory* memory) {
   return guarded<std::int32_t>(-1, [&] {
     auto& engine = engine_at(handle);
-    auto& told = at(memory, "memory");
+    auto& told = thing_at(memory, "memory");
     const auto read = list_at(tokens, count, "tokens");
     std::vector<std::int64_t> own(read.begin(), read.end());
     const auto keep = keep_tokens == -1 ? std::nullopt : std::optional(keep_tokens);
@@ -304,11 +304,11 @@ std::int64_t gka_memory_list(void* engine, GkaMemory* memories, std::int64_t roo
 }
 
 std::int32_t gka_memory_delete(void* engine, const char* id) {
-  return guarded<std::int32_t>(-1, [&] { return engine_at(engine).delete_memory(&at(id, "id")) ? 1 : 0; });
+  return guarded<std::int32_t>(-1, [&] { return engine_at(engine).delete_memory(&thing_at(id, "id")) ? 1 : 0; });
 }
 
 void* gka_tokenizer_load(const char* name) {
-  return guarded<void*>(nullptr, [&]() -> void* { return new auto(Tokenizer::load(&at(name, "name"))); });
+  return guarded<void*>(nullptr, [&]() -> void* { return new auto(Tokenizer::load(&thing_at(name, "name"))); });
 }
 
 void gka_tokenizer_free(void* tokenizer) { delete static_cast<Tokenizer*>(tokenizer); }
@@ -336,7 +336,7 @@ std::int64_t gka_tokenizer_piece(void* tokenizer, std::int64_t id, const char** 
     const auto& known = tokenizer_at(tokenizer);
     const auto token = token_of(id);
     const auto piece = known.is_special(token) ? std::string_view() : known.bytes_of(token);
-    at(bytes, "bytes") = piece.data();
+    thing_at(bytes, "bytes") = piece.data();
     return static_cast<std::int64_t>(piece.size());
   });
 }
