@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 
 #include "kernels/schedule.h"
@@ -91,8 +92,9 @@ inline Stages residuals_everywhere(int steps) {
   return s;
 }
 
-/// As many steps as kGoal needs.
-inline int enough_steps(double rate) {
+/// As many steps as kGoal needs. A template, for the card has it too, which takes what is constexpr, and clang takes no
+/// constexpr function that it could never evaluate, unless it is one.
+constexpr int enough_steps(std::floating_point auto rate) {
   const auto enough = static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate) - 1e-9));
   const int some = enough < 8 ? 8 : enough;
   return some + some % 2;
