@@ -40,12 +40,12 @@ bool any(std::initializer_list<std::int64_t> sizes) {
   return true;
 }
 
-/// A choice that was made from a number may be none of those that have a name.
+/// A choice that was made from a number may be none of those that have a name. `of`: a part of what `name` is.
 template <typename Enum>
-void check_choice(const std::string& name, Enum choice) {
+void check_choice(const char* name, Enum choice, const char* of = "") {
   const auto& names = names_of(choice);
   if (std::ranges::any_of(names, [&](const auto& entry) { return entry.second == choice; })) return;
-  throw std::invalid_argument(name + " takes one of " + list_names<Enum>() + ", got number " +
+  throw std::invalid_argument(std::string(name) + of + " takes one of " + list_names<Enum>() + ", got number " +
                               std::to_string(static_cast<int>(choice)));
 }
 
@@ -54,7 +54,7 @@ using NamedView = std::pair<const char*, const View&>;
 /// Of those that are not left out.
 void check_types(std::initializer_list<NamedView> views) {
   for (const auto& [name, view] : views) {
-    if (view) check_choice(std::string(name) + ".dtype", view.dtype);
+    if (view) check_choice(name, view.dtype, ".dtype");
   }
 }
 
