@@ -150,7 +150,7 @@ def draw_ridges(runs: Runs, variants: dict[str, Layer], path: Path) -> None:
     panels[1].set(xlabel="step", ylabel=f"longest gradient of {together} steps", yscale="log")
     for panel in panels:
         panel.grid(alpha=0.25)
-    panels[1].legend(frameon=False, fontsize=9, loc="lower right")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
