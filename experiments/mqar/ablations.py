@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import itertools
 import json
 import statistics
 import sys
@@ -89,7 +88,6 @@ class Ablations(Grid):
         further = {
             "finished": finished,
             "date": datetime.date.today().isoformat(),
-            "step_ms": step_times(lines),
             "gradient": lengths([line["gradient_norm"] for line in lines]),
             "learning": curve(lines),
         }
@@ -102,19 +100,6 @@ class Ablations(Grid):
 
 def with_iterations(training: dict, count: int) -> dict:
     return training | {"model": training["model"] | {"gka_config": {"num_iter": count}}}
-
-
-def step_times(lines: list[dict]) -> dict[str, float]:
-    """Milliseconds of a step of the longest size. Other work on the machine makes steps longer, so a quick one says
-    what a step costs."""
-    ends = [0, *(line["tokens"] for line in lines)]
-    tokens = [end - begin for begin, end in itertools.pairwise(ends)]
-    times = sorted(
-        1e3 * count / line["tokens_per_second"]
-        for line, count in zip(lines, tokens, strict=True)
-        if count == max(tokens)
-    )
-    return {"tenth": round(times[len(times) // 10], 2), "median": round(statistics.median(times), 2)}
 
 
 def lengths(norms: list[float]) -> dict[str, object]:

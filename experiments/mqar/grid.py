@@ -82,8 +82,9 @@ class Grid(Sweep):
         shutil.rmtree(output, ignore_errors=True)
         output.parent.mkdir(parents=True, exist_ok=True)
         training = grid_settings(run, self.options, output)
-        began = time.monotonic()
+        began, computed = time.monotonic(), worker.cpu_seconds()
         finished = train_file(worker, output, training)
+        computed = worker.cpu_seconds() - computed
         curve = accuracies(output)
         result = {
             "name": run.name,
@@ -92,6 +93,7 @@ class Grid(Sweep):
             "accuracy": self._ask(worker, training, output) if finished else 0.0,
             "curve": curve,
             "seconds": round(time.monotonic() - began, 1),
+            "cpu_seconds": round(computed, 1),  # of the training alone
             "steps": self.options.steps,
             **self._further(worker, run, training, output, finished),
         }

@@ -153,6 +153,11 @@ class Worker:
             return outcome == "finished"
         raise RuntimeError(answer or f"gka train ended in the middle of {file.name}; {self.log} may say why")
 
+    def cpu_seconds(self) -> float:
+        """What it has computed so far, whatever else the machine does meanwhile; of the system's calls, too."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(int(ticks) for ticks in fields[11:13]) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
