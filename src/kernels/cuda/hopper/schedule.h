@@ -243,7 +243,7 @@ inline double spread_for(double top, double n) {
 /// Schedules for spectra that reach less far than 1 have 8, 10, … 20 steps.
 inline constexpr int kReaches = 7, kFirstReach = 3;
 
-/// How a chunk is refined: not; with two residuals; with one before every step.
+/// How a chunk is refined: not; with two residuals (or one: `one_residual`); with one before every step.
 enum Refined : int { kNot = 0, kTwice = 1, kEverywhere = 2 };
 
 /// By how a chunk is refined. Then those for spectra that reach less far: of[kFirstReach + i], i < reaches, for chunks
