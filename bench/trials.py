@@ -33,7 +33,21 @@ import torch
 from block import relative_error
 from common import ROOT, gka_json, seconds
 from console import GrowingTable, paint, run_program, table
-from gpu import ITERATIONS, USUAL, WEAK, Shape, inputs, leaves, median_time, number, ours, sketched
+from gpu import (
+    ITERATIONS,
+    NARROW,
+    STRONG,
+    USUAL,
+    WEAK,
+    WIDE,
+    Shape,
+    inputs,
+    leaves,
+    median_time,
+    number,
+    ours,
+    sketched,
+)
 from torch import Tensor
 
 import gka
@@ -206,6 +220,18 @@ def engine(config: str, batch: int, *arguments: str) -> Callable[[Where], Ran]:
     return run
 
 
+def trained(config: str) -> Callable[[Where], Ran]:
+    """A step of training on random tokens with weights as they are initialised, whose chunks are mostly refined."""
+
+    def run(where: Where) -> Ran:
+        name, length, tokens = ("tiny/gka", "64", "128") if where.dry else (config, "4k", "65536")
+        call = ["bench", "train", str(ROOT / f"configs/{name}.json"), "--against", "none", "--lengths", length]
+        call += ["--batch-tokens", tokens, "--steps", str(where.size(6, 1)), "--device", where.device, "--json"]
+        return Ran(None, None, 1e6 * gka_json(call)["rows"][0]["seconds_per_step"])
+
+    return run
+
+
 def decoded(sequences: int, key_heads: int = 8) -> Callable[[Where], Ran]:
     """Log-probabilities of what the engine draws step by step from two GKA blocks of 8 heads, beside those of the same
     texts in float64; and how long a token of all takes."""
@@ -240,6 +266,14 @@ LOGPROBS = 0.05
 OUTPUTS, GRADIENTS = 5e-3, 1e-2
 SKETCHED, SKETCHED_BACK = 2e-2, 6e-2  # P q and P k are rounded, and then solved with
 
+SMALL = Shape(heads=16, dim=64, values=64)
+
+
+def refined(shape: Shape, backward: bool = False) -> Callable[[Where], Ran]:
+    """Of a decay so strong that every chunk is."""
+    return whole_sequences(4, 4096, shape, backward=backward, decay=STRONG)
+
+
 WORKS = (
     Work("crowd_step", "a GKA block's token, 64 sequences", LOGPROBS, decoded(64)),
     Work("crowd_step", "the same, 2 key heads of 8", LOGPROBS, decoded(64, key_heads=2)),
@@ -250,6 +284,13 @@ WORKS = (
     Work("lesser_solve", "two halves at once, B4 T4096", None, in_halves(4, 4096)),
     Work("lesser_solve", "the same, B4 T16384", None, in_halves(4, 16384)),
     Work("lesser_solve", "the same, forward + backward", None, in_halves(4, 16384, backward=True)),
+    Work("one_residual", "every chunk refined, B4 T4096", OUTPUTS, refined(USUAL)),
+    Work("one_residual", "with backward", GRADIENTS, refined(USUAL, backward=True)),
+    Work("one_residual", "D = V = 64, 16 heads, with backward", GRADIENTS, refined(SMALL, backward=True)),
+    Work("one_residual", "D = V = 32, 32 heads, with backward", GRADIENTS, refined(NARROW, backward=True)),
+    Work("one_residual", "D = V = 256, 4 heads, with backward", GRADIENTS, refined(WIDE, backward=True)),
+    Work("one_residual", "no chunk refined, with backward", GRADIENTS, whole_sequences(4, 4096, USUAL, backward=True)),
+    Work("one_residual", "a step of training, 440M, T4096", None, trained("440m/gka")),
     Work("sketch", "solved in 32 channels of 128", SKETCHED, whole_sequences(4, 4096, USUAL, function=sketched)),
     Work("sketch", "with backward", SKETCHED_BACK, whole_sequences(4, 4096, USUAL, backward=True, function=sketched)),
 )

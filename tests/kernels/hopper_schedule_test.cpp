@@ -148,6 +148,63 @@ TEST_P(HopperSchedule, IsCloseEnoughOnEverySpectrumThatAllowsIt) {
   EXPECT_TRUE(allowed > 0 || ridge != 0.02) << "some of them do";
 }
 
+TEST_P(HopperSchedule, WithOneResidualLeavesNothingAcrossTheKeysAndLittleAlongThem) {
+  const double ridge = GetParam();
+  const auto usual = cuda::hopper::make_schedules(ridge, 30, true, 128);
+  const auto schedules = cuda::hopper::make_schedules(ridge, 30, true, 128, true);
+  const Stages& stages = schedules.stages[0];
+  EXPECT_EQ(schedules.of[cuda::hopper::kEverywhere].last, 30);
+  if (ridge < cuda::hopper::kUsualRidge) {
+    EXPECT_EQ(stages.count, usual.stages[0].count) << "steps that do not converge are all taken";
+    return;
+  }
+  EXPECT_EQ(stages.count, 2);
+  const Schedule& s = schedules.of[cuda::hopper::kTwice];
+  EXPECT_LE(s.last, 27);
+  const auto left = [&](double mu) { return std::abs(by_table(s, stages, mu) * (mu + ridge) - 1); };
+  EXPECT_LE(left(0), 1e-5);
+  for (double mu = 0; mu <= 1; mu += 1.0 / 256) {
+    EXPECT_LE(left(mu), cuda::hopper::kGoal) << "mu " << mu;
+    // Times (μ + a)/a, as gradients see it: half of what all thirty of Chebyshev's steps leave with a ridge of 0.02.
+    EXPECT_LE(left(mu) * (mu + ridge) / ridge, 9e-3) << "mu " << mu;
+  }
+}
+
+TEST_P(HopperSchedule, HasTwoResidualsWhereTheStepsAroundOneAreNotWithinTheBudget) {
+  const int steps = cuda::hopper::one_residual(GetParam()).all();
+  if (steps <= cuda::hopper::kBudget) return;
+  for (int iterations = static_cast<int>(cuda::hopper::kBudget); iterations <= steps; ++iterations) {
+    const bool within = iterations == steps && GetParam() >= cuda::hopper::kUsualRidge;
+    const auto schedules = cuda::hopper::make_schedules(GetParam(), iterations, true, 128, true);
+    EXPECT_EQ(schedules.stages[0].count, within ? 2 : 3) << iterations << " iterations";
+  }
+}
+
+TEST_P(HopperSchedule, StepsAlongKeysLeaveWhatIsOrthogonalUnderTheirWeight) {
+  constexpr int kSteps = 6, kNodes = 64;
+  const double ridge = GetParam();
+  double products[kSteps + 1][kSteps + 1] = {};
+  for (int node = 0; node < kNodes; ++node) {
+    const double at = ridge + 0.5 + 0.5 * std::cos((node + 0.5) * 3.14159265358979324 / kNodes);  // λ
+    cuda::hopper::StepsAlongKeys steps(ridge);
+    double now = steps.start(), before = 0, left[kSteps + 1] = {1 - at * now};
+    for (int i = 1; i <= kSteps; ++i) {
+      const Coefficients of = steps.step();
+      const double next = now + of.m * (now - before) + of.s * (1 - at * now);
+      before = now, now = next;
+      left[i] = 1 - at * now;  // with a factor 1 − λ/a, of which the weight has the square
+    }
+    for (int i = 0; i <= kSteps; ++i) {
+      for (int j = 0; j <= kSteps; ++j) products[i][j] += at * at * left[i] * left[j];
+    }
+  }
+  for (int i = 0; i <= kSteps; ++i) {
+    for (int j = 0; j < i; ++j) {
+      EXPECT_NEAR(products[i][j] / std::sqrt(products[i][i] * products[j][j]), 0, 1e-8) << i << " and " << j;
+    }
+  }
+}
+
 TEST(HopperGates, BothPassesAskTheSameTokensWhetherToRefine) {
   for (int length = 1; length <= cuda::hopper::kChunk; ++length) {
     std::set<int> asked, marked;

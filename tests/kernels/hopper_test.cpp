@@ -253,6 +253,64 @@ TEST(HopperKernels, TakeTheKeysPartOfPackedFloat16) {
   });
 }
 
+// ---- One residual, on trial -----------------------------------------------------------------------------------------
+
+std::vector<double> o_of(const CaseSpec& spec) {
+  const Case c(spec);
+  const OwnedOutputs got = c.outputs();
+  HopperOnHost::forward(c.problem(), outputs_of(got));
+  return got.o.values();
+}
+/// The same bounds with `one_residual`, and other bits than without it.
+void expect_one_residual_close_to_reference(const CaseSpec& spec) {
+  const std::vector<double> usual = o_of(spec);
+  const Forced trial("GKA_TRIAL", "one_residual");
+  EXPECT_NE(o_of(spec), usual);
+  expect_close_to_reference(spec, spec.key_dim == 32 ? spec.dtype : DType::float32);
+}
+
+TEST(OneResidual, LosesNothingToStrongDecay) {
+  for (const std::int64_t dim : {32, 64, 128}) {
+    expect_one_residual_close_to_reference(spec_with(dim, [](CaseSpec& s) {
+      s.keys = Keys::silu;
+      s.weakest_decay = 0.5;
+      s.strongest_decay = 1.5;
+    }));
+  }
+}
+TEST(OneResidual, MatchesTheReferenceWhereKeysShareADirection) {
+  expect_one_residual_close_to_reference(spec_with(64, [](CaseSpec& s) {
+    s.keys = Keys::shared;
+    s.weakest_decay = s.strongest_decay = 0.16;
+  }));
+}
+TEST(OneResidual, MatchesTheReferenceAtTheStartOfASequence) {
+  expect_one_residual_close_to_reference(spec_with(64, [](CaseSpec& s) { s.h0 = s.u0 = false; }));
+}
+TEST(OneResidual, MatchesTheReferenceWithALargerRidge) {
+  expect_one_residual_close_to_reference(spec_with(64, [](CaseSpec& s) {
+    s.options.ridge = 0.05;
+    s.weakest_decay = 0.1;
+    s.strongest_decay = 6;
+  }));
+}
+TEST(OneResidual, MatchesTheReferenceInTheKeysPartAlone) {
+  expect_one_residual_close_to_reference(spec_with(64, [](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.h0 = false;
+  }));
+}
+TEST(OneResidual, IsNotForAConstantRidge) {
+  const CaseSpec spec = spec_with(64, [](CaseSpec& s) {
+    s.options.ridge_mode = RidgeMode::constant;
+    s.options.ridge = 0.25;
+    s.h0 = false;
+  });
+  const std::vector<double> usual = o_of(spec);
+  const Forced trial("GKA_TRIAL", "one_residual");
+  EXPECT_EQ(o_of(spec), usual);
+}
+
 /// A block of several tasks reuses its tiles: with one head of twelve chunks each of three blocks has four.
 TEST(HopperKernels, CarryStatesAlongManyChunks) {
   for (const Part part : {Part::both, Part::solve}) {
@@ -469,6 +527,16 @@ TEST(WideHeads, MatchTheReferenceWhereKeysShareADirection) {
   });
 }
 TEST(WideHeads, LoseNothingToStrongDecay) {
+  expect_wide_close_to_reference(
+      [](CaseSpec& s) {
+        s.keys = Keys::silu;
+        s.weakest_decay = 0.5;
+        s.strongest_decay = 1.5;
+      },
+      After::own);
+}
+TEST(WideHeads, TakeOneResidual) {
+  const Forced trial("GKA_TRIAL", "one_residual");
   expect_wide_close_to_reference(
       [](CaseSpec& s) {
         s.keys = Keys::silu;

@@ -24,7 +24,7 @@ Cut start_states(const Problem& p, const Saved& saved, const KeptStates& to, con
 
 /// What the passes know of the solve.
 inline bwd::SolveNumbers solve_numbers(const Problem& p, bool float32) {
-  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
+  const Schedules schedules = schedules_of(p);
   bwd::SolveNumbers of{.pace = schedules.of[0].pace,
                        .headroom = schedules.of[0].headroom,
                        .least_spread = schedules.may_refine ? schedules.least_spread : 0,

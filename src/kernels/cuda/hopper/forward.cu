@@ -21,7 +21,7 @@ int segments_per_group(const Problem& p) {
 template <int D>
 char* start_systems(const Problem& p, const Plan& plan, const ChunkGates* gates, const ChunkStates& states,
                     double* norm, const Device& device) {
-  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
+  const Schedules schedules = schedules_of(p);
   auto* const systems = allocate<char>(device, slots_of(p) * SystemLayout<D>::kBytes);
   with_type(p, [&](auto type) {
     with_ridge<D>(p, [&](auto constant) {

@@ -158,11 +158,18 @@ std::int64_t blocks_of_chunks(Kernel kernel, const Problem& p, int shared_bytes,
   return blocks_for_heads(blocks, slots_of(p), p.heads);
 }
 
+/// The solve's steps. With weights that are found token by token they are always the usual ones.
+inline Schedules schedules_of(const Problem& p) {
+  const Options& of = p.options;
+  const bool anew = on_trial(Trial::one_residual) && of.ridge_mode == RidgeMode::adaptive;
+  return make_schedules(of.ridge, of.iterations, of.refine, p.key_dim, anew);
+}
+
 /// x for the right-hand side that the systems hold (and the call, for residuals).
 template <int D, bool kReads = false>
 void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
                  const Device& device, const char* systems) {
-  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
+  const Schedules schedules = schedules_of(p);
   if (p.batch * p.tokens * p.heads == 0) return;
   with_type(p, [&](auto type) {
     with_ridge<D>(p, [&](auto constant) {
@@ -179,7 +186,7 @@ void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, 
 template <bool kReads>
 void start_wide_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
                       const Device& device, const char* systems) {
-  const Schedules schedules = make_schedules(p.options.ridge, p.options.iterations, p.options.refine, p.key_dim);
+  const Schedules schedules = schedules_of(p);
   if (p.batch * p.tokens * p.heads == 0) return;
   constexpr int kBytes = WideLayout::kBytes;
   const std::int64_t blocks = blocks_of_chunks(solve_wide<kReads>, p, kBytes, device, kWideThreads);

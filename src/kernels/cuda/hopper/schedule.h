@@ -8,8 +8,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/schedule.h"
@@ -51,6 +53,8 @@ inline constexpr std::int64_t kBudget = 20;
 inline constexpr double kUsualRidge = 0.02;
 /// With less, x is so large where nothing was written that float16 operands show.
 inline constexpr double kSmallestRidge = 0.005;
+/// No schedule that may stop early has fewer steps.
+inline constexpr int kShortest = 8;
 
 /// What c_i comes to on spectra in [ridge, top + ridge].
 inline double limit_of_pace(double ridge, double top) {
@@ -96,47 +100,139 @@ inline Stages residuals_everywhere(int steps) {
 /// constexpr function that it could never evaluate, unless it is one.
 constexpr int enough_steps(std::floating_point auto rate) {
   const auto enough = static_cast<int>(std::ceil(std::log(kGoal / 2) / std::log(rate) - 1e-9));
-  const int some = enough < 8 ? 8 : enough;
+  const int some = enough < kShortest ? kShortest : enough;
   return some + some % 2;
 }
+
+/// A schedule that is filled step after step.
+class ScheduleInProgress {
+ public:
+  ScheduleInProgress(double ridge, double top)
+      : ridge_(ridge), limit_(as_half(limit_of_pace(ridge, top) / limit_of_pace(ridge, 1)) * limit_of_pace(ridge, 1)) {
+    of_.pace = static_cast<float>(limit_);
+    of_.inverse_pace = static_cast<float>(1 / limit_);
+    of_.ridge = static_cast<float>(limit_ * ridge);
+    of_.faster = static_cast<float>(as_half(limit_of_pace(ridge, top) / limit_of_pace(ridge, 1)));
+    of_.headroom = static_cast<float>(std::exp2(std::floor(std::log2(std::min(1.0, 50 * ridge)))));
+  }
+
+  void start(double s) { of_.start = of_.q[0] = static_cast<float>(s); }
+  void step(int i, const Coefficients& weights) {
+    const double c = weights.s, omega = 1 + weights.m;
+    const double next = -c / limit_ * grown_;
+    of_.a[i] = static_cast<float>((omega - c * ridge_) * grown_ / next);
+    of_.b[i] = static_cast<float>((1 - omega) * before_ / next);
+    of_.q[i] = static_cast<float>(c / next);
+    before_ = grown_;
+    grown_ = next;
+  }
+  /// A residual, and the step without a product behind it.
+  Residual residual(double e_weight, double r_weight) {
+    const Residual at{.grown = static_cast<float>(grown_),
+                      .grown_before = static_cast<float>(before_),
+                      .e_weight = static_cast<float>(e_weight),
+                      .r_weight = static_cast<float>(r_weight)};
+    before_ = grown_ = 1;
+    return at;
+  }
+  Schedule finish(int last) {
+    of_.last = last;
+    of_.grown_last = static_cast<float>(grown_);
+    return of_;
+  }
+
+ private:
+  Schedule of_;
+  double ridge_, limit_;  // of c_i
+  double grown_ = 1, before_ = 1;
+};
 
 /// `early`: no more steps than kGoal needs. With `stages`: all of them, with residuals on the way.
 inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early, Stages* stages = nullptr,
                               double top = 1) {
-  const double faster = as_half(limit_of_pace(ridge, top) / limit_of_pace(ridge, 1));
-  const double limit = faster * limit_of_pace(ridge, 1);
-  Schedule s{.pace = static_cast<float>(limit),
-             .inverse_pace = static_cast<float>(1 / limit),
-             .ridge = static_cast<float>(limit * ridge),
-             .faster = static_cast<float>(faster)};
-  s.headroom = static_cast<float>(std::exp2(std::floor(std::log2(std::min(1.0, 50 * ridge)))));
   int steps = static_cast<int>(iterations);
   if (early) steps = static_cast<int>(std::min<std::int64_t>(iterations, enough_steps(rate_of(ridge, top))));
-  s.last = steps;
-
+  ScheduleInProgress schedule(ridge, top);
   kernels::Schedule chebyshev(Solver::chebyshev, top + ridge, ridge);
-  double grown = 1, before = 1;
-  s.start = s.q[0] = static_cast<float>(chebyshev.start().s);
+  schedule.start(chebyshev.start().s);
   for (int i = 1, stage = 0; i <= steps; ++i) {
     const Coefficients of = chebyshev.step(i);
-    const double c = of.s, omega = 1 + of.m;
     if (stages != nullptr && i == stages->last[stage] + 1) {
-      stages->residual[stage++] = {.grown = static_cast<float>(grown),
-                                   .grown_before = static_cast<float>(before),
-                                   .e_weight = static_cast<float>(1 - omega),
-                                   .r_weight = static_cast<float>(c)};
-      before = grown = 1;
-      continue;
+      stages->residual[stage++] = schedule.residual(1 - (1 + of.m), of.s);
+    } else {
+      schedule.step(i, of);
     }
-    const double next = -c / limit * grown;
-    s.a[i] = static_cast<float>((omega - c * ridge) * grown / next);
-    s.b[i] = static_cast<float>((1 - omega) * before / next);
-    s.q[i] = static_cast<float>(c / next);
-    before = grown;
-    grown = next;
   }
-  s.grown_last = static_cast<float>(grown);
-  return s;
+  return schedule.finish(steps);
+}
+
+// ---- One residual (on trial: `one_residual`) ------------------------------------------------------------------------
+
+/// Steps behind a residual, begun anew, for spectra in [a, 1 + a]. What n steps leave of a direction with eigenvalue λ
+/// is a polynomial in λ that is 1 at 0. Chebyshev's leave the same of all directions at worst; but what is read lies
+/// along the keys, where λ is large, and so does all noise, and in the gradients 1/a multiplies what is left there. So
+/// these leave nothing at λ = a, across the keys, and of others about 1/λ: (1 − λ/a) π_i(λ)/π_i(0), with π_i orthogonal
+/// under (λ − a)² λ²/√((λ − a)(1 + a − λ)).
+class StepsAlongKeys {
+ public:
+  explicit StepsAlongKeys(double ridge) : ridge_(ridge) {
+    // Monic, π_{i+1} = (λ − α_i) π_i − β_i π_{i-1}. From Chebyshev's a factor λ − z of the weight makes, with
+    // q_i = π_{i+1}(z)/π_i(z) (Christoffel), α_{i+1} + q_{i+1} − q_i of α_i and β_i q_i/q_{i-1} of β_i.
+    alpha_.fill(ridge + 0.5);
+    beta_.fill(1.0 / 16);
+    beta_[0] = 0;
+    beta_[1] = 1.0 / 8;
+    std::size_t last = alpha_.size() - 1;
+    for (const double z : {ridge, ridge, 0.0, 0.0}) {
+      double q = z - alpha_[0], q_before = 1;
+      for (std::size_t i = 0; i < last; ++i) {
+        const double q_next = z - alpha_[i + 1] - beta_[i + 1] / q;
+        alpha_[i] = alpha_[i + 1] + q_next - q;
+        beta_[i] *= q / q_before;
+        q_before = q, q = q_next;
+      }
+      --last;
+    }
+  }
+
+  /// ξ_0 over b.
+  double start() const { return 1 / ridge_; }
+  /// s = c_i and m = ω_i − 1 of the next one; the first takes nothing of what was before ξ_0.
+  Coefficients step() {
+    const double alpha = alpha_[next_], beta = beta_[next_];
+    root_ = next_ == 0 ? -alpha : -alpha - beta / root_;
+    return {.s = -1 / root_, .m = next_++ == 0 ? 0 : -alpha / root_ - 1};
+  }
+
+ private:
+  double ridge_;
+  std::array<double, kMostSteps + 5> alpha_{}, beta_{};
+  std::size_t next_ = 0;
+  double root_ = 1;  // π_{i+1}(0)/π_i(0)
+};
+
+/// How many steps with products, even numbers, come before a residual and behind it; one without a product lies
+/// between. What was rounded before it fades over those behind it, and what is rounded behind it is a part of what
+/// those before have left.
+struct OneResidual {
+  int before, behind;
+  int all() const { return before + 1 + behind; }
+};
+inline OneResidual one_residual(double ridge) {
+  const int products = enough_steps(rate_of(ridge, 1)) + 4, before = (products / 2 + 1) / 2 * 2;
+  return {.before = before, .behind = products - before};
+}
+/// Went the recurrence on, noise would fade as slowly along the keys as across them, where there is none.
+inline Schedule make_anew(double ridge, const OneResidual& how, Stages& stages) {
+  kernels::Schedule first(Solver::chebyshev, 1 + ridge, ridge);
+  StepsAlongKeys second(ridge);
+  ScheduleInProgress schedule(ridge, 1);
+  schedule.start(first.start().s);
+  for (int i = 1; i <= how.before; ++i) schedule.step(i, first.step(i));
+  stages = Stages{.count = 2, .last = {how.before, how.all()}};
+  stages.residual[0] = schedule.residual(0, second.start());
+  for (int i = how.before + 2; i <= how.all(); ++i) schedule.step(i, second.step());
+  return schedule.finish(how.all());
 }
 
 /// A symmetric n×n matrix without negative eigenvalues and with Frobenius norm 1 has none above `top` if its trace is
@@ -147,9 +243,9 @@ inline double spread_for(double top, double n) {
 }
 
 /// Schedules for spectra that reach less far than 1 have 8, 10, … 20 steps.
-inline constexpr int kReaches = 7, kShortest = 8, kFirstReach = 3;
+inline constexpr int kReaches = 7, kFirstReach = 3;
 
-/// How a chunk is refined: not; with two residuals; with one before every step.
+/// How a chunk is refined: not; with two residuals (or one: `one_residual`); with one before every step.
 enum Refined : int { kNot = 0, kTwice = 1, kEverywhere = 2 };
 
 /// By how a chunk is refined. Then those for spectra that reach less far: of[kFirstReach + i], i < reaches, for chunks
@@ -170,7 +266,9 @@ struct Schedules {
 /// does, and no iterate may be rounded.
 inline constexpr double kAmple = 0.07;
 
-inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refine, std::int64_t dim) {
+/// `anew`: where steps converge, refined chunks have one residual, behind which they begin anew.
+inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refine, std::int64_t dim,
+                                bool anew = false) {
   const bool may_refine = refine && iterations > 0, early = refine && iterations >= kBudget;
   const bool converges = early && ridge >= kUsualRidge;
   Schedules all{.may_refine = may_refine,
@@ -183,6 +281,9 @@ inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refi
   all.stages[1] = residuals_everywhere(steps);
   for (int i = 0; i < 2; ++i) {
     all.of[kTwice + i] = make_schedule(ridge, iterations, false, may_refine ? &all.stages[i] : nullptr);
+  }
+  if (const OneResidual one = one_residual(ridge); converges && anew && one.all() <= iterations) {
+    all.of[kTwice] = make_anew(ridge, one, all.stages[0]);
   }
   constexpr double kMargin = 1.005;  // for rounding, where traces and norms are found
   const auto n = static_cast<double>(dim);

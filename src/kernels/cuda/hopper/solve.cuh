@@ -18,7 +18,8 @@
 //   the whole budget of iterations and, twice on the way (before every step where they are too few to converge), the
 //   residual b − (H̃ + a)ξ with iterates and scores in two float16 parts; the *same* Chebyshev recurrence then goes on
 //   for the error: e_i = ξ_i − ξ_n obeys it with the residual of ξ_n as right-hand side, e_n = 0 and e_{n-1} = ξ_{n-1}
-//   − ξ_n. Nothing is lost by starting anew, and its first step needs no product. H itself stays rounded: that is a
+//   − ξ_n. Nothing is lost by starting anew, and its first step needs no product. (On trial, other steps begin there
+//   with e_{n-1} = 0: `StepsAlongKeys` of schedule.h.) H itself stays rounded: that is a
 //   perturbation, the same forward and backward, of 2⁻¹² beside its norm.
 // - Everything that has a scale (f, η, ζ, β) lives in logarithms until it is a ratio.
 #pragma once
