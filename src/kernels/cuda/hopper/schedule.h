@@ -282,8 +282,9 @@ inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refi
   for (int i = 0; i < 2; ++i) {
     all.of[kTwice + i] = make_schedule(ridge, iterations, false, may_refine ? &all.stages[i] : nullptr);
   }
-  if (const OneResidual one = one_residual(ridge); converges && anew && one.all() <= iterations) {
-    all.of[kTwice] = make_anew(ridge, one, all.stages[0]);
+  if (converges && anew) {
+    const OneResidual one = one_residual(ridge);
+    if (one.all() <= iterations) all.of[kTwice] = make_anew(ridge, one, all.stages[0]);
   }
   constexpr double kMargin = 1.005;  // for rounding, where traces and norms are found
   const auto n = static_cast<double>(dim);
