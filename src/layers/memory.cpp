@@ -271,8 +271,8 @@ bool is_for_operator(const MemoryInputs& in, MemoryRule rule, ops::RecurrencePat
   return either && !few && has_operator(in, rule);
 }
 
-/// Of no tokens. They hang on all that answers are made of, so that every parameter has a gradient, of zeros: ranks that
-/// train together wait for all of them.
+/// Of no tokens. They hang on all that answers are made of, so that every parameter has a gradient, of zeros: ranks
+/// that train together wait for all of them.
 at::Tensor no_answers(const MemoryInputs& in) {
   auto nothing = in.q.sum() + in.k.sum();
   for (const auto& gate : {in.log_decay, in.beta}) {
