@@ -10,8 +10,10 @@ endif()
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   if(PROJECT_IS_TOP_LEVEL)
     set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
-  else()  # in these folders alone: what else is in the project that includes gka keeps its flags, and its assertions
-    set(CMAKE_BUILD_TYPE Release)
+  else()
+    # In these folders alone: what else is in the project that includes gka keeps its flags, and its assertions. By
+    # options, for with a build type of its own gka's targets would be left out where that project is installed.
+    add_compile_options("$<$<CONFIG:>:-O3;-DNDEBUG>")
   endif()
 endif()
 

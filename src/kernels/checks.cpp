@@ -199,10 +199,16 @@ void check(const Step& s) {
   }
 }
 
-void check(const ShortConv& c, const ShortConvOutputs& out) { need(!check(c) || out.y, kNoY); }
+void check(const ShortConv& c, const ShortConvOutputs& out) {
+  need(!check(c) || out.y, kNoY);
+  check_types({{"y", out.y}, {"final_state", out.final_state}});
+}
 
 void check(const ShortConv& c, const ShortConvGradients& gradients) {
   need(!check(c) || gradients.d_y, kNoGradientOfY);
+  const auto& g = gradients;
+  check_types({{"d_y", g.d_y}, {"d_final_state", g.d_final_state}, {"d_x", g.d_x}});
+  check_types({{"d_weight", g.d_weight}, {"d_bias", g.d_bias}, {"d_initial_state", g.d_initial_state}});
 }
 
 void check(const ShortConvStep& s) {
@@ -211,13 +217,19 @@ void check(const ShortConvStep& s) {
   check_conv_inputs(s.conv);
   need(s.y.data != nullptr, kNoY);
   need(s.conv.width == 1 || s.state, "state takes the address of its first number, and is null");
+  check_types({{"y", s.y}, {"state", s.state}});
   check_indices(s.state_indices, s.conv.batch);
 }
 
-void check(const GatedRmsNorm& n, const View& y) { need(!check(n) || y, kNoY); }
+void check(const GatedRmsNorm& n, const View& y) {
+  need(!check(n) || y, kNoY);
+  check_types({{"y", y}});
+}
 
 void check(const GatedRmsNorm& n, const GatedRmsNormGradients& gradients) {
   need(!check(n) || gradients.d_y, kNoGradientOfY);
+  const auto& g = gradients;
+  check_types({{"d_y", g.d_y}, {"d_x", g.d_x}, {"d_gate", g.d_gate}, {"d_weight", g.d_weight}});
 }
 
 void check(const Executor& executor) {

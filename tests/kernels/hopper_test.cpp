@@ -536,14 +536,15 @@ TEST(WideHeads, LoseNothingToStrongDecay) {
       After::own);
 }
 TEST(WideHeads, TakeOneResidual) {
+  const auto change = [](CaseSpec& s) {
+    s.keys = Keys::silu;
+    s.weakest_decay = 0.5;
+    s.strongest_decay = 1.5;
+  };
+  const std::vector<double> usual = o_of(spec_with(256, change));
   const Forced trial("GKA_TRIAL", "one_residual");
-  expect_wide_close_to_reference(
-      [](CaseSpec& s) {
-        s.keys = Keys::silu;
-        s.weakest_decay = 0.5;
-        s.strongest_decay = 1.5;
-      },
-      After::own);
+  EXPECT_NE(o_of(spec_with(256, change)), usual);
+  expect_wide_close_to_reference(change, After::own);
 }
 TEST(WideHeads, TakeFewIterationsAndASmallRidge) {
   expect_wide_close_to_reference([](CaseSpec& s) {

@@ -85,6 +85,9 @@ def test_a_wait_may_be_as_long_as_a_number_is(c, engine):
         assert len(kinds) < 10
     assert kinds[-1] == (1, 3) and set(kinds[:-1]) <= {(1, 2)}
     c.gka_stream_free(stream)
+    stream = c.gka_engine_submit(engine, byref(request()))
+    assert c.gka_stream_next(stream, byref(event), -(10**13)) >= 0, "one of less than nothing is none"
+    c.gka_stream_free(stream)
 
 
 def test_numbers_that_are_no_tokens_add_nothing(c):

@@ -94,6 +94,8 @@ def test_a_project_that_includes_gka_keeps_its_own_flags(root, tmp_path):
     assert f"-I{root}/include" in theirs
     assert {"-O3", "-DNDEBUG", "-Wall"} & {*theirs} == set()
     assert {"-O3", "-DNDEBUG"} <= {*ours}
+    installed = {file.name for file in (tmp_path / "build").rglob("CMakeFiles/Export/*/gkaKernels-*.cmake")}
+    assert installed == {"gkaKernels-noconfig.cmake"}, "as the project itself is installed"
 
 
 def test_a_project_that_includes_gka_has_all_of_its_libraries_and_neither_tests_nor_the_command(root, tmp_path):

@@ -170,7 +170,7 @@ bool wait_for_event(Stream& stream, std::int64_t milliseconds) {
   constexpr std::int64_t kYear = std::chrono::milliseconds(std::chrono::years(1)).count();
   auto& [mutex, changed, events] = *stream.mailbox;
   std::unique_lock lock(mutex);
-  const auto patience = std::chrono::milliseconds(std::min(milliseconds, kYear));
+  const auto patience = std::chrono::milliseconds(std::clamp<std::int64_t>(milliseconds, 0, kYear));
   if (!changed.wait_for(lock, patience, [&events = events] { return !events.empty(); })) return false;
   stream.current = std::move(events.front());
   events.pop_front();
