@@ -1,5 +1,6 @@
 """The operators under torch.vmap: what is mapped over becomes more heads (of a convolution more channels), which know
-nothing of each other, so one call does for all of it. cu_seqlens is the same for all heads and cannot be mapped over.
+nothing of each other, so one call does for all of it. Norms whose weight is mapped over, or learns, go one by one.
+cu_seqlens is the same for all heads and cannot be mapped over.
 """
 
 from collections.abc import Callable

@@ -212,7 +212,8 @@ class Trainer:
         self.reader = Reader(plan, ranks)
         # Read now: token files may go meanwhile.
         self.tokenizer = torch.ops.gka.training_tokenizer(json.dumps(plan.data))
-        self.data = json.loads(torch.ops.gka.training_checksums(json.dumps(plan.data)))
+        self.sources = json.dumps({"sources": [plan.data, plan.eval_data]})
+        self.data = json.loads(torch.ops.gka.training_checksums(self.sources))
         self.eval_reader = Reader(plan, ranks, evaluates=True) if plan.eval_every else None
         self._check_data()
         self.context: Context | None = None
@@ -334,9 +335,9 @@ class Trainer:
             self._load_single(folder)
         self.step = self.saved_step = progress["step"]
         self.tokens, self.seconds, self.position = progress["tokens"], progress["seconds"], progress["position"]
-        data = json.dumps(self.plan.data), json.dumps(progress.get("data", {}))
+        data = json.dumps(progress.get("data", {}))
         try:
-            torch.ops.gka.check_training_data(*data, self.step, os.fspath(self.plan.run))
+            torch.ops.gka.check_training_data(self.sources, data, self.step, os.fspath(self.plan.run))
         except RuntimeError as error:
             raise Refusal(sentence_of(error)) from None
         before = progress["settings"]

@@ -526,16 +526,16 @@ void Completion::end_response() {
   auto own = gka_json();
   if (plan_.ask.certainty) own.update(certainty_json(choice.tokens));
   response_->end({.cut_off = choice.finish == "length",
-                  .broken_call = !choice.calls.empty() && !choice.parser.called(),
                   .prompt_tokens = total.prompt_tokens,
                   .remembered_tokens = total.remembered_tokens,
                   .answer_tokens = total.completion_tokens,
                   .own = std::move(own)});
-  const auto body = response_->body();
-  if (plan_.response->store && surroundings_.keep) surroundings_.keep(body, plan_.response->items);
+  const bool keeps = plan_.response->store && surroundings_.keep;
+  const auto body = keeps || !plan_.ask.stream ? dumped(response_->body()) : std::string();
+  if (keeps) surroundings_.keep({.id = id_, .response = body, .items = std::move(plan_.response->items)});
   write_held();
   if (plan_.ask.stream) return exchange_->finish();
-  exchange_->reply(200, "application/json", dumped(body));
+  exchange_->reply(200, "application/json", body);
 }
 
 Json Completion::choice_json(std::size_t at) const {

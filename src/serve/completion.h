@@ -18,6 +18,7 @@
 #include "serve/metrics.h"
 #include "serve/plan.h"
 #include "serve/response.h"
+#include "serve/response_store.h"
 #include "serve/text_stream.h"
 
 namespace gka::serve {
@@ -28,7 +29,7 @@ class Completion : public std::enable_shared_from_this<Completion> {
     std::function<void(std::function<void()>)> post;  // to the server's thread
     Metrics* metrics;
     std::function<void(const Completion&, const std::string& outcome)> on_done;  // on the server's thread, once
-    std::function<void(const Json& response, const Json& items)> keep{};         // a response that is to be kept
+    std::function<void(KeptResponse response)> keep{};                           // a response that is to be kept
   };
 
   Completion(std::string id, std::shared_ptr<http::Exchange> exchange, Surroundings surroundings);

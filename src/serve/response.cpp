@@ -47,6 +47,9 @@ void ResponseAnswer::close(const char* status) {
   const auto kind = open_;
   if (kind == Open::nothing) return;
   auto& item = output_.back();
+  if (kind == Open::call) {  // whatever ended it: clients read the arguments of one that is complete
+    status = Json::accept(item["arguments"].get_ref<const std::string&>()) ? "completed" : "incomplete";
+  }
   item["status"] = status;
   if (kind == Open::call) {
     tell_of_item("response.function_call_arguments.done", {{"name", item["name"]}, {"arguments", item["arguments"]}});
@@ -138,7 +141,7 @@ void ResponseAnswer::push(const Step& step) {
 
 void ResponseAnswer::end(const End& end) {
   if (output_.empty()) open_message();  // an answer without a word is a message, too
-  close(end.cut_off || (end.broken_call && open_ == Open::call) ? "incomplete" : "completed");
+  close(end.cut_off ? "incomplete" : "completed");
   status_ = end.cut_off ? "incomplete" : "completed";
   if (end.cut_off) {
     incomplete_ = {{"reason", "max_output_tokens"}};

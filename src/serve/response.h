@@ -34,8 +34,7 @@ class ResponseAnswer {
   };
   void push(const Step& step);
   struct End {
-    bool cut_off = false;      // by the number of tokens
-    bool broken_call = false;  // the last call's arguments are not all there
+    bool cut_off = false;  // by the number of tokens
     std::int64_t prompt_tokens = 0, remembered_tokens = 0, answer_tokens = 0;
     Json own = Json::object();
   };

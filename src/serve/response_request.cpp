@@ -414,8 +414,9 @@ ResponseRequest read_response_request(Ask& ask, Json before) {
   const auto input = read_input(ask.input);
   check_outputs(before, input);
   const auto tools = read_tools(ask.tools), text = read_text_settings(ask.text);
-  ResponseRequest request{.items = std::move(before), .settings = {}, .store = ask.store};
-  request.items.insert(request.items.end(), input.begin(), input.end());
+  auto items = std::move(before);
+  items.insert(items.end(), input.begin(), input.end());
+  ResponseRequest request{.settings = {}, .items = ask.store ? dumped(items) : "", .store = ask.store};
   request.settings = {{"background", false},
                       {"instructions", given_or_null(ask.instructions)},
                       {"max_output_tokens", given_or_null(ask.max_completion_tokens)},
@@ -442,7 +443,7 @@ ResponseRequest read_response_request(Ask& ask, Json before) {
   }
   if (!logprobs) ask.top_logprobs.reset();
   ask.logprobs = logprobs;
-  ask.messages = messages_of(request.items, ask.instructions);
+  ask.messages = messages_of(items, ask.instructions);
   ask.tools = chat_tools(tools);
   ask.tool_choice = chat_choice(ask.tool_choice);
   ask.response_format = chat_format(text["format"]);

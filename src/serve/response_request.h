@@ -3,13 +3,15 @@
 // as items, which are kept and listed, and what the answer repeats of the request.
 #pragma once
 
+#include <string>
+
 #include "serve/fields.h"
 
 namespace gka::serve {
 
 struct ResponseRequest {
-  Json items = Json::array();      // all that is answered, each with its id
   Json settings = Json::object();  // what the answer repeats
+  std::string items{};             // all that is answered, each with its id, as JSON; "" where it is not to be kept
   bool store = true;
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <set>
+#include <utility>
 
 #include "serve/ids.h"
 
@@ -25,6 +27,16 @@ std::size_t read_limit(const std::string& text) {
   return limit;
 }
 
+/// The items of an answer, without the scores of its tokens, which nobody reads when it goes on.
+Json answer_of(const KeptResponse& kept) {
+  auto items = Json::parse(kept.response).value("output", Json::array());
+  for (auto& item : items) {
+    if (!item.contains("content")) continue;
+    for (auto& part : item["content"]) part.erase("logprobs");
+  }
+  return items;
+}
+
 /// An item that is named by its id alone.
 bool refers(const Json& item) {
   if (!item.is_object()) return false;
@@ -35,44 +47,42 @@ bool refers(const Json& item) {
 }  // namespace
 
 void ResponseStore::drop(Shelf& shelf, std::list<Entry>::iterator entry) {
-  shelf.bytes -= entry->bytes();
-  shelf.places.erase(entry->id);
+  shelf.bytes -= (*entry)->bytes();
+  shelf.places.erase((*entry)->id);
   shelf.entries.erase(entry);
 }
 
-void ResponseStore::keep(std::size_t key, const Json& response, const Json& items) {
-  Entry entry{.id = response["id"].get<std::string>(), .response = dumped(response), .items = dumped(items)};
-  const auto bytes = entry.bytes();
+void ResponseStore::keep(std::size_t key, KeptResponse response) {
+  const auto bytes = response.bytes();
   if (!any() || bytes > limits_.bytes) return;
   const std::lock_guard lock(mutex_);
   auto& shelf = shelves_[key];
   while (shelf.entries.size() >= limits_.responses || shelf.bytes + bytes > limits_.bytes) {
     drop(shelf, std::prev(shelf.entries.end()));
   }
-  shelf.entries.push_front(std::move(entry));
-  shelf.places[shelf.entries.front().id] = shelf.entries.begin();
+  shelf.entries.push_front(std::make_shared<const KeptResponse>(std::move(response)));
+  shelf.places[shelf.entries.front()->id] = shelf.entries.begin();
   shelf.bytes += bytes;
 }
 
-bool ResponseStore::find(std::size_t key, const std::string& id, Entry& entry) {
+ResponseStore::Entry ResponseStore::find(std::size_t key, const std::string& id) {
   const std::lock_guard lock(mutex_);
   auto& shelf = shelves_[key];
   const auto place = shelf.places.find(id);
-  if (place == shelf.places.end()) return false;
+  if (place == shelf.places.end()) return nullptr;
   shelf.entries.splice(shelf.entries.begin(), shelf.entries, place->second);
-  entry = shelf.entries.front();
-  return true;
+  return shelf.entries.front();
 }
 
 ResponseStore::Entry ResponseStore::found(std::size_t key, const std::string& id) {
-  Entry entry;
-  if (!find(key, id, entry)) throw unknown(id);
+  auto entry = find(key, id);
+  if (!entry) throw unknown(id);
   return entry;
 }
 
-Json ResponseStore::response(std::size_t key, const std::string& id) { return Json::parse(found(key, id).response); }
+Json ResponseStore::response(std::size_t key, const std::string& id) { return Json::parse(found(key, id)->response); }
 
-Json ResponseStore::items(std::size_t key, const std::string& id) { return Json::parse(found(key, id).items); }
+Json ResponseStore::items(std::size_t key, const std::string& id) { return Json::parse(found(key, id)->items); }
 
 void ResponseStore::remove(std::size_t key, const std::string& id) {
   const std::lock_guard lock(mutex_);
@@ -83,29 +93,34 @@ void ResponseStore::remove(std::size_t key, const std::string& id) {
 }
 
 Json ResponseStore::conversation(std::size_t key, const std::string& id) {
-  Entry entry;
-  if (!find(key, id, entry)) {  // 400, as OpenAI has it: the path is right, a field of the body is not
+  const auto entry = find(key, id);
+  if (!entry) {  // 400, as OpenAI has it: the path is right, a field of the body is not
     throw bad_request("there is no response '" + id.substr(0, 100) +
                           "' kept here for this key to go on from (store: false, or it had to make room); send the "
                           "conversation's items as input",
                       "previous_response_id", "previous_response_not_found");
   }
-  auto items = Json::parse(entry.items);
-  const auto response = Json::parse(entry.response);
-  for (const auto& item : response["output"]) items.push_back(item);
+  auto items = Json::parse(entry->items);
+  for (auto& item : answer_of(*entry)) items.push_back(std::move(item));
   return items;
 }
 
 void ResponseStore::resolve(std::size_t key, Json& input) {
+  std::map<std::string, Json> answers;  // each is read once, and each of its items named once
+  std::set<std::string> named;
   for (std::size_t i = 0; input.is_array() && i < input.size(); ++i) {
     if (!refers(input[i])) continue;
     const auto id = input[i].value("id", Json());
     const auto where = "input[" + std::to_string(i) + "]";
     if (!id.is_string()) throw bad_request("'" + where + ".id' takes a text", where + ".id");
     const auto& name = id.get_ref<const std::string&>();
-    Entry entry;
-    const auto response = find(key, response_of_item(name), entry) ? Json::parse(entry.response) : Json::object();
-    const auto output = response.value("output", Json::array());
+    if (!named.insert(name).second) {
+      throw bad_request("'" + where + "' refers to the item '" + name.substr(0, 100) + "' a second time", where);
+    }
+    const auto [answer, first] = answers.try_emplace(response_of_item(name), Json::array());
+    const auto entry = first ? find(key, answer->first) : nullptr;
+    if (entry) answer->second = answer_of(*entry);
+    const auto& output = answer->second;
     const auto item = std::ranges::find_if(output, [&](const Json& one) { return one["id"] == id; });
     if (item == output.end()) {
       throw bad_request("'" + where + "' refers to an item '" + name.substr(0, 100) +

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -12,6 +13,11 @@
 #include "serve/problem.h"
 
 namespace gka::serve {
+
+struct KeptResponse {               // as text, whose bytes are known
+  std::string id, response, items;  // items: what was answered, a list
+  std::size_t bytes() const { return id.size() + response.size() + items.size(); }
+};
 
 class ResponseStore {
  public:
@@ -21,29 +27,25 @@ class ResponseStore {
   explicit ResponseStore(Limits limits) : limits_(limits) {}
 
   bool any() const { return limits_.responses > 0 && limits_.bytes > 0; }
-  /// `items`: what was answered.
-  void keep(std::size_t key, const Json& response, const Json& items);
+  void keep(std::size_t key, KeptResponse response);
   // These throw Problem where the key has no such response.
   Json response(std::size_t key, const std::string& id);
   Json items(std::size_t key, const std::string& id);
   void remove(std::size_t key, const std::string& id);
   /// Puts the items of kept answers where `input` has references to them.
   void resolve(std::size_t key, Json& input);
-  /// What the next answer goes on from: the items and the answer's own.
+  /// What the next answer goes on from: the items and the answer's own, without scores.
   Json conversation(std::size_t key, const std::string& id);
 
  private:
-  struct Entry {  // as text, whose bytes are known
-    std::string id, response, items;
-    std::size_t bytes() const { return id.size() + response.size() + items.size(); }
-  };
+  using Entry = std::shared_ptr<const KeptResponse>;
   struct Shelf {
     std::list<Entry> entries{};  // the one that was asked for last comes first
     std::unordered_map<std::string, std::list<Entry>::iterator> places{};
     std::size_t bytes = 0;
   };
-  /// A copy of the entry, which comes first then; the lock is held for no longer. False where there is none.
-  bool find(std::size_t key, const std::string& id, Entry& entry);
+  /// The entry, which comes first then; null where there is none.
+  Entry find(std::size_t key, const std::string& id);
   Entry found(std::size_t key, const std::string& id);
   static void drop(Shelf& shelf, std::list<Entry>::iterator entry);
 

@@ -405,8 +405,7 @@ class Service::Core {
             .metrics = &metrics_,
             .on_done = [this, call](const Completion& done,
                                     const std::string& outcome) { finished(call, done, outcome); },
-            .keep = [this, key = call.key](const Json& response,
-                                           const Json& items) { responses_.keep(key, response, items); }});
+            .keep = [this, key = call.key](KeptResponse response) { responses_.keep(key, std::move(response)); }});
     const bool taken =
         workers_->add([this, call, completion, endpoint] { prepare(call, completion, endpoint); }, options_.queue);
     if (!taken) throw busy("too many requests wait already");

@@ -72,6 +72,8 @@ void check_tokenizer(const Config& config, const fs::path& folder) {
   }
 }
 
+Json sources_of(const Config& config) { return {{"sources", Json::array({config.data, config.eval_data})}}; }
+
 Json checksums_of_data(const Json& source) {
   Json sums = Json::object();
   for (const auto& file : token_files(source, std::numeric_limits<std::size_t>::max())) {
@@ -84,7 +86,7 @@ void check_same_data(const Json& source, const Json& before, std::int64_t step, 
   const auto now = checksums_of_data(source);
   for (const auto& [file, sum] : before.items()) {
     if (!now.contains(file) || now[file] == sum) continue;
-    throw std::runtime_error("the token file '" + file + "' is not the one that the run was trained on up to step " +
+    throw std::runtime_error("the token file '" + file + "' is not the one that the run had up to step " +
                              std::to_string(step) +
                              "; put that one back, or start a new run from the weights with --from " + run.string() +
                              " --set output=FOLDER.");

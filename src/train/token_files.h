@@ -22,7 +22,10 @@ Config with_end_token(Config config, const std::function<void(const std::string&
 /// Throws one sentence where the folder of the model a run starts from keeps another tokenizer than the token files'.
 void check_tokenizer(const Config& config, const std::filesystem::path& folder);
 
-/// The checksum of every token file by its path, as its header has it: what a run has been trained on.
+/// Both sources of a run, for the two below.
+Json sources_of(const Config& config);
+
+/// The checksum of every token file by its path, as its header has it: what a run has been trained and evaluated on.
 Json checksums_of_data(const Json& source);
 
 /// Throws one sentence where a file has another one now: the position in the data would mean other text, and what was

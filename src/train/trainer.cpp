@@ -99,7 +99,7 @@ class Trainer {
   Schedule schedule_;
   std::unique_ptr<data::Source> source_, eval_source_;
   const std::optional<std::string> tokenizer_ = tokenizer_of(config_.data);  // read now: files may go meanwhile
-  const Json data_ = checksums_of_data(config_.data);
+  const Json data_ = checksums_of_data(sources_of(config_));
   Progress progress_;
   std::optional<MetricsFile> metrics_;
   std::future<Parts> upcoming_;  // being taken from the source, not yet trained on
@@ -191,7 +191,7 @@ void Trainer::resume_from(const SavedStep& saved) {
   seconds_ = progress.at("seconds").get<double>();
   const bool was_last = step_ == parse(progress.at("settings")).steps;
   reached_ = progress.at("finished").get<bool>() && !was_last;  // by its accuracy
-  check_same_data(config_.data, progress.value("data", Json::object()), step_, config_.output);
+  check_same_data(sources_of(config_), progress.value("data", Json::object()), step_, config_.output);
   if (step_ > config_.steps) {
     throw std::runtime_error("the run has taken " + std::to_string(step_) + " steps already; steps is " +
                              std::to_string(config_.steps) + ", and it takes at least as many.");

@@ -5,7 +5,7 @@ import json
 
 import openai
 import pytest
-from openai import OpenAI, pydantic_function_tool
+from openai import BadRequestError, OpenAI, pydantic_function_tool
 from openai.lib._tools import ResponsesPydanticFunctionTool
 from pydantic import BaseModel
 from servers import fake
@@ -307,6 +307,18 @@ def test_an_answer_that_is_cut_off_says_so(client, server):
     assert [(one["type"], one["status"]) for one in stopped["output"]] == [("function_call", "incomplete")]
 
 
+def test_a_call_is_complete_where_its_arguments_can_be_read(client):
+    """Whatever ended it: the number of tokens behind its last argument, or a mark in the middle of one."""
+    end = CALL.index("</tool_call>")
+    cut = client.responses.create(model="fake", input=says(CALL), tools=[TOOL], max_output_tokens=end)
+    (call,) = cut.output
+    assert (cut.status, call.status, call.arguments) == ("incomplete", "completed", CALLED["arguments"])
+    broken = '<tool_call>\n{"name": "weather", "arguments": {"town": </tool_call>\n'
+    made = client.responses.create(model="fake", input=says(broken + CALL), tools=[TOOL])
+    calls = [(item.status, item.arguments) for item in made.output if item.type == "function_call"]
+    assert [status for status, _ in calls] == ["incomplete", "completed"] and calls[1][1] == CALLED["arguments"]
+
+
 def test_the_events_of_an_answer_come_in_the_order_clients_rely_on(server):
     text = f"<think>\nhm\n</think>\n\nok {CALL}\n{CALL}"
     body = {"input": says(text), "tools": [TOOL], "store": False}
@@ -473,6 +485,13 @@ def test_a_conversation_goes_on_from_a_response(client, server):
     named = [sent[0], *({"type": "item_reference", "id": item.id} for item in first.output), *asked]
     short = client.responses.create(input=named, **again)
     assert short.output[0].content[0].logprobs == second.output[0].content[0].logprobs
+    with pytest.raises(BadRequestError, match="a second time") as twice:
+        client.responses.create(input=[*named, named[1]], **again)
+    assert twice.value.param == f"input[{len(named)}]"
+    # Scores are the answer's own, and not what it goes on with.
+    further = client.responses.create(model="fake", input=says("So."), previous_response_id=second.id, tools=[TOOL])
+    said = [item for item in client.responses.input_items.list(further.id, limit=100) if item.id == second.output[0].id]
+    assert [part.logprobs for item in said for part in item.content] == [None]
     branch = client.responses.create(input=says("No."), **on)
     assert branch.usage.input_tokens == third.usage.input_tokens - 1
 

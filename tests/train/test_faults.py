@@ -48,12 +48,21 @@ def test_a_run_does_not_go_on_with_another_text_under_the_same_name(gka):
     before = (gka.folder / "text.tokens").read_bytes()
     on_text(gka, words=500)
     sentence = only_sentence(gka.call("train", "runs/small", "--resume", "--set", "steps=16"))
-    assert (
-        "text.tokens' is not the one that the run was trained on up to step 8; put that one back, or start" in sentence
-    )
+    assert "text.tokens' is not the one that the run had up to step 8; put that one back, or start" in sentence
     gka.train("small.json", "--from", "runs/small", "--set", "output=other", "--set", "steps=1")
     (gka.folder / "text.tokens").write_bytes(before)
     gka.train("runs/small", "--resume", "--set", "steps=16")
+
+
+def test_nor_is_it_evaluated_on_another_text(gka):
+    file = on_text(gka, steps=2, eval_every=2, eval_data={"kind": "tokens", "files": ["test.tokens"]})
+    assert gka.call("tokenize", "text", "--out", "test").returncode == 0
+    gka.train(file)
+    (gka.folder / "text").write_text("".join(f"{i} goats, " for i in range(500)))
+    assert gka.call("tokenize", "text", "--out", "test").returncode == 0
+    assert "test.tokens' is not the one" in only_sentence(
+        gka.call("train", "runs/small", "--resume", "--set", "steps=4")
+    )
 
 
 def test_a_token_file_that_goes_away_while_it_is_read_is_not_missed(gka):
