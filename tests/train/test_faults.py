@@ -55,7 +55,9 @@ def test_a_run_does_not_go_on_with_another_text_under_the_same_name(gka):
 
 
 def test_nor_is_it_evaluated_on_another_text(gka):
-    file = on_text(gka, steps=2, eval_every=2, eval_data={"kind": "tokens", "files": ["test.tokens"]})
+    file = on_text(
+        gka, steps=2, eval_every=2, eval_data={"kind": "tokens", "files": ["test.tokens"], "eval_fraction": 0.5}
+    )
     assert gka.call("tokenize", "text", "--out", "test").returncode == 0
     gka.train(file)
     (gka.folder / "text").write_text("".join(f"{i} goats, " for i in range(500)))
