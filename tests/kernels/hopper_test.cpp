@@ -347,7 +347,7 @@ TEST(Increments, AreNotRoundedWhereAllStepsAreTaken) {
   // All steps, and z in two parts, as the chunks are those that would be refined.
   expect_increments_close_to_reference(spec_with(64,
                                                  [](CaseSpec& s) {
-                                                   s.options.iterations = 19;
+                                                   s.options.iterations = 12;
                                                    s.weakest_decay = 0.1;
                                                    s.strongest_decay = 6;
                                                  }),
