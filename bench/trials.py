@@ -274,6 +274,13 @@ def refined(shape: Shape, backward: bool = False) -> Callable[[Where], Ran]:
 
 
 WORKS = (
+    Work("conjugate", "no chunk refined, B4 T4096", OUTPUTS, whole_sequences(4, 4096, USUAL)),
+    Work("conjugate", "every chunk refined, B4 T4096", OUTPUTS, refined(USUAL)),
+    Work("conjugate", "with backward", GRADIENTS, refined(USUAL, backward=True)),
+    Work("conjugate", "D = V = 64, 16 heads, with backward", GRADIENTS, refined(SMALL, backward=True)),
+    Work("conjugate", "D = V = 32, 32 heads, with backward", GRADIENTS, refined(NARROW, backward=True)),
+    Work("conjugate", "no chunk refined, with backward", GRADIENTS, whole_sequences(4, 4096, USUAL, backward=True)),
+    Work("conjugate", "a step of training, 440M, T4096", None, trained("440m/gka")),
     Work("crowd_step", "a GKA block's token, 64 sequences", LOGPROBS, decoded(64)),
     Work("crowd_step", "the same, 2 key heads of 8", LOGPROBS, decoded(64, key_heads=2)),
     Work("crowd_step", "engine, 440M, 64 sequences", None, engine("440m/gka", 64)),

@@ -217,6 +217,18 @@ TEST_P(HopperSchedule, ChunksOfFewKeysTakeStepsAlongThemWhereStepsConverge) {
   EXPECT_EQ(schedules_for(30, false).of[cuda::hopper::kTwice].last, 30);
 }
 
+TEST_P(HopperSchedule, ConjugateGradientsTakeNoMoreStepsThanChebyshevs) {
+  const double ridge = GetParam();
+  for (const bool backward : {false, true}) {
+    const auto limits = cuda::hopper::conjugate_limits(ridge, 30, true, backward);
+    EXPECT_EQ(limits.most > 0, ridge >= cuda::hopper::kUsualRidge);
+    EXPECT_LE(limits.most, cuda::hopper::make_schedule(ridge, 30, true).last);
+    EXPECT_LE(limits.least, limits.most);
+    EXPECT_EQ(cuda::hopper::conjugate_limits(ridge, 30, false, backward).most, 0) << "all thirty are asked for";
+    EXPECT_EQ(cuda::hopper::conjugate_limits(ridge, 12, true, backward).most, 0);
+  }
+}
+
 TEST_P(HopperSchedule, StepsAlongKeysLeaveWhatIsOrthogonalUnderTheirWeight) {
   constexpr int kSteps = 6, kNodes = 64;
   const double ridge = GetParam();

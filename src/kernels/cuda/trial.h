@@ -13,6 +13,7 @@
 namespace gka::kernels::cuda {
 
 enum class Trial : std::uint8_t {
+  conjugate,     // hopper/solve_increments.cuh: conjugate gradients, where steps converge
   crowd_step,    // step_registers.cu: a GKA block's token for three heads and more to a multiprocessor
   lesser_solve,  // hopper/forward.cuh: the solve leaves a quarter of the card to another stream's kernels
   increments,    // hopper/solve_increments.cuh: the solve without residuals and rounded iterates
@@ -20,10 +21,8 @@ enum class Trial : std::uint8_t {
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
-    {"crowd_step", Trial::crowd_step},
-    {"increments", Trial::increments},
-    {"lesser_solve", Trial::lesser_solve},
-    {"sketch", Trial::sketch},
+    {"conjugate", Trial::conjugate},       {"crowd_step", Trial::crowd_step}, {"increments", Trial::increments},
+    {"lesser_solve", Trial::lesser_solve}, {"sketch", Trial::sketch},
 };
 
 /// Whether `asked`, a list of names with commas between them, has this one.

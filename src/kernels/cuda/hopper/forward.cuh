@@ -165,32 +165,45 @@ inline Schedules schedules_of(const Problem& p) {
   return make_schedules(of.ridge, of.iterations, of.refine, p.key_dim);
 }
 
+/// The same by increments.
+template <int D, bool kReads>
+void start_increments(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
+                      const Device& device, const char* systems, const Schedules& schedules, bool conjugate) {
+  const Options& of = p.options;
+  IncrementSchedules increments = make_increment_schedules(schedules, of.ridge, of.iterations, of.refine);
+  const auto start_as = [&](auto type, auto constant, auto conjugate) {
+    constexpr auto kernel =
+        solve_increments<D, decltype(type)::type, kReads, decltype(constant)::value, decltype(conjugate)::value>;
+    constexpr int kBytes = IncrementsLayout<D>::kBytes;
+    const std::int64_t blocks = blocks_of_chunks(kernel, p, kBytes, device);
+    start(kernel, blocks, kBytes, device, p, plan, states, call, increments, systems, whole_pairs(call.rhs, p.key_dim));
+  };
+  if (conjugate && of.ridge_mode == RidgeMode::adaptive) {
+    increments.conjugate = conjugate_limits(of.ridge, of.iterations, of.refine, !kReads);
+  }
+  with_type(p, [&](auto type) {
+    if (increments.conjugate.most > 0) return start_as(type, std::false_type{}, std::true_type{});
+    with_ridge<D>(p, [&](auto constant) { start_as(type, constant, std::false_type{}); });
+  });
+}
+
 /// x for the right-hand side that the systems hold (and the call, for residuals).
 template <int D, bool kReads = false>
 void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, const SolveCall& call,
                  const Device& device, const char* systems) {
   const Schedules schedules = schedules_of(p);
   if (p.batch * p.tokens * p.heads == 0) return;
-  const bool pairs = whole_pairs(call.rhs, p.key_dim);
-  if (on_trial(Trial::increments)) {
-    const Options& of = p.options;
-    const IncrementSchedules increments = make_increment_schedules(schedules, of.ridge, of.iterations, of.refine);
-    with_type(p, [&](auto type) {
-      with_ridge<D>(p, [&](auto constant) {
-        constexpr auto kernel = solve_increments<D, decltype(type)::type, kReads, decltype(constant)::value>;
-        constexpr int kBytes = IncrementsLayout<D>::kBytes;
-        const std::int64_t blocks = blocks_of_chunks(kernel, p, kBytes, device);
-        start(kernel, blocks, kBytes, device, p, plan, states, call, increments, systems, pairs);
-      });
-    });
-    return;
+  const bool conjugate = on_trial(Trial::conjugate);
+  if (conjugate || on_trial(Trial::increments)) {
+    return start_increments<D, kReads>(p, plan, states, call, device, systems, schedules, conjugate);
   }
   with_type(p, [&](auto type) {
     with_ridge<D>(p, [&](auto constant) {
       constexpr auto kernel = solve<D, decltype(type)::type, kReads, decltype(constant)::value>;
       const std::int64_t blocks = blocks_of_chunks(kernel, p, kSolveBytes<D>, device);
       auto* const parked = allocate<float4>(device, blocks * kParked<D>);
-      start(kernel, blocks, kSolveBytes<D>, device, p, plan, states, call, schedules, systems, parked, pairs);
+      start(kernel, blocks, kSolveBytes<D>, device, p, plan, states, call, schedules, systems, parked,
+            whole_pairs(call.rhs, p.key_dim));
     });
   });
 }

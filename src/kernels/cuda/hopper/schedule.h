@@ -276,11 +276,30 @@ struct Increments {
   float m[kMostSteps + 1] = {}, s[kMostSteps + 1] = {};
 };
 
+/// Steps of conjugate gradients: at least, at most, and between them until |r|² ≤ enough |b|²; fewer where |r|² ≤
+/// nothing |b|². None: not for this call.
+struct ConjugateLimits {
+  int least = 0, most = 0;
+  float enough = 0, nothing = 0;
+};
+/// How many there are for certain where Chebyshev's would be `enough_steps`: as many as leave no more than those leave,
+/// for random keys, such that share a direction, and a trained model's (docs/kernel-log.md). The backward pass solves
+/// for vectors along the keys, which takes fewer.
+inline ConjugateLimits conjugate_limits(double ridge, std::int64_t iterations, bool refine, bool backward) {
+  const double rate = rate_of(ridge, 1);
+  const bool all_but_exact = 2 * std::pow(rate, static_cast<double>(iterations)) <= 1e-3;
+  if (!refine || iterations < kBudget || ridge < kUsualRidge || !all_but_exact) return {};
+  const int most = enough_steps(rate);
+  const int least = static_cast<int>(std::ceil((backward ? 0.59 : 0.68) * most));
+  return {.least = std::max(least, 4), .most = most, .enough = 2.5e-5f, .nothing = 4e-8f};
+}
+
 /// Indexed as Schedules are. Chunks that solve.cuh refines have no residuals here; where steps converge they take those
 /// along the keys, else all that there are.
 struct IncrementSchedules {
   float pace = 1, ridge = 0;  // `ridge` times pace
   Increments of[kFirstReach + kReaches] = {};
+  ConjugateLimits conjugate = {};
 };
 
 /// `steps`: Chebyshev's or StepsAlongKeys.

@@ -17,6 +17,8 @@
 // - δ is kept negative, so that products add to g, and packed: two of them are one multiplication. ξ takes it in while
 //   products are under way.
 // - H itself stays rounded, as in solve.cuh.
+//
+// With `conjugate` on trial, steps that would converge are those of conjugate gradients (ConjugateSolver).
 #pragma once
 
 #include "kernels/cuda/hopper/solve.cuh"
@@ -58,20 +60,43 @@ struct IncrementsLayout {
   static constexpr int kBytes = 1024 + kMask + ExactMask::kBytes;
 };
 
+/// Masked scores in two float16 parts.
+__device__ __forceinline__ void mask_in_parts(const float (&scores)[32], const ExactMask& mask,
+                                              std::uint32_t (&masked)[16], std::uint32_t (&rest)[16]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float4 m = mask.group(i);
+    const auto round = [&](int at, float first_m, float second_m) {
+      const float first = first_m * scores[2 * at], second = second_m * scores[2 * at + 1];
+      masked[at] = pack_half(first, second);
+      rest[at] = pack_half_rest(first, second, masked[at]);
+    };
+    round(2 * i, m.x, m.y);
+    round(2 * i + 1, m.z, m.w);
+  }
+}
+
 /// One chunk's solve, of which a thread holds two rows.
 template <int D>
 struct IncrementSolver {
   static constexpr int kBlock = kBlockColumns<D>;
+  static constexpr bool kTakesRhsRoom = false;
   const char *h, *k;
   ExactMask mask;
-  float t[2], inverse_t[2];
+  uint4* room;  // of this thread's numbers of the right-hand side
+  float t[2];
+  float inverse_t[2];
   float xi[D / 2], g[D / 2];
   std::uint32_t delta[D / 4];  // −δ
   std::uint32_t lost[16];      // by the masked scores so far, as bfloat16
 
+  __device__ __forceinline__ float (&answers()) [D / 2] { return xi; }
+
   /// ξ = 0 and δ_0 = start · b, b(n): numbers n and n + 1 of this thread's part.
   template <typename Weight, typename Rhs>
   __device__ __forceinline__ void begin(const Weight& start, const Weight& pace, Rhs&& b) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) inverse_t[i] = 1 / t[i];
 #pragma unroll
     for (int n = 0; n < D / 2; n += 2) {
       const float2 at = b(n);
@@ -108,22 +133,6 @@ struct IncrementSolver {
       round(2 * i + 1, m.z, m.w);
     }
   }
-  /// In two parts.
-  __device__ __forceinline__ void mask_scores(const float (&scores)[32], std::uint32_t (&masked)[16],
-                                              std::uint32_t (&rest)[16]) const {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float4 m = mask.group(i);
-      const auto round = [&](int at, float first_m, float second_m) {
-        const float first = first_m * scores[2 * at], second = second_m * scores[2 * at + 1];
-        masked[at] = pack_half(first, second);
-        rest[at] = pack_half_rest(first, second, masked[at]);
-      };
-      round(2 * i, m.x, m.y);
-      round(2 * i + 1, m.z, m.w);
-    }
-  }
-
   /// The δ that follows, in float32 up to the last rounding.
   template <typename Weight>
   __device__ __forceinline__ void next_delta_exactly(const Weight& m, const Weight& s, const Weight& ridge) {
@@ -158,7 +167,7 @@ struct IncrementSolver {
     hold(scores);
     std::uint32_t masked[16], rest[kToTheEnd ? 16 : 1];
     if constexpr (kToTheEnd) {
-      mask_scores(scores, masked, rest);
+      mask_in_parts(scores, mask, masked, rest);
     } else {
       mask_scores(scores, masked);
     }
@@ -195,21 +204,208 @@ struct IncrementSolver {
   }
 
   template <bool kToTheEnd>
-  __device__ __forceinline__ void steps(const Increments& of, float ridge) {
+  __device__ __forceinline__ void steps_of(const Increments& of, float ridge) {
 #pragma unroll 1
     for (int i = 1; i <= of.last; ++i) step<kToTheEnd>(of.m[i], of.s[i], ridge);
     take_in_delta();
   }
+  __device__ __forceinline__ void steps(const Increments& of, float ridge, bool to_the_end) {
+    to_the_end ? steps_of<true>(of, ridge) : steps_of<false>(of, ridge);
+  }
   /// The same where tokens have schedules of their own.
   template <bool kToTheEnd>
-  __device__ __forceinline__ void steps(RowSchedules& of, const OfRows& ridge, int last) {
+  __device__ __forceinline__ void steps_of(const OfRows& rho, int last) {
+    RowSchedules of(rho);
+    const RowPaces paces(rho);
 #pragma unroll 1
     for (int i = 1; i <= last; ++i) {
       const TokenWeights one = of.row[0].next_increment(), two = of.row[1].next_increment();
-      step<kToTheEnd>(OfRows{one.m, two.m}, OfRows{one.s, two.s}, ridge);
+      step<kToTheEnd>(OfRows{one.m, two.m}, OfRows{one.s, two.s}, paces.ridge);
     }
     take_in_delta();
   }
+  __device__ __forceinline__ void steps(const OfRows& rho, int last, bool to_the_end) {
+    to_the_end ? steps_of<true>(rho, last) : steps_of<false>(rho, last);
+  }
+};
+
+/// Conjugate gradients by the same trick: p is a float16, so that what g loses is what ξ gains. A step has a length for
+/// each row, found from its products, so nothing is known of a spectrum but its lower end; where few keys are left, and
+/// behind right-hand sides that lie along the keys, half as many steps do.
+///
+///   α = |r|²/(p·A p),  ξ ← ξ + αp,  g ← g − αH̃p,  r = g − aξ,  β = |r|²/|r before|²,  p ← r + βp,  p = r = b at first.
+///
+/// - p has lost some of its conjugacy to rounding, which costs steps and no exactness. The first p is b itself, as
+///   queries are float16 numbers: where few keys are left, what lies across them is then solved by that step alone.
+/// - Scores' losses cannot be handed on here, as α is not known before them; they count where steps are long, so the
+///   first `kExactSteps` have two parts.
+/// - A row whose residual is nothing takes no more steps, as its β would be noise; and one whose residual is small none
+///   beyond `least`. So its bits do not depend on how long other rows go on. NaN is nothing.
+/// - With 128 channels half of ξ lies in shared memory, where this thread's part of the right-hand side came.
+template <int D>
+struct ConjugateSolver {
+  static constexpr int kBlock = kBlockColumns<D>, kExactSteps = 3;
+  static constexpr bool kTakesRhsRoom = D > kSmallSize;
+  static constexpr int kHeld = kTakesRhsRoom ? D / 4 : D / 2;
+  const char *h, *k;
+  ExactMask mask;
+  uint4* room;
+  float t[2];
+  float xi[kHeld], g[D / 2];
+  std::uint32_t p[D / 4];
+  float square[2];  // |r|²
+  bool goes_on[2];
+
+  __device__ __forceinline__ float4* parked(int n) const {
+    return reinterpret_cast<float4*>(room) + (n - kHeld) / 4 * kWarpgroup;
+  }
+
+  template <typename Weight, typename Rhs>
+  __device__ __forceinline__ void begin(const Weight&, const Weight&, Rhs&& b) {
+    square[0] = square[1] = 0;
+#pragma unroll
+    for (int n = 0; n < D / 2; n += 2) {
+      const float2 at = b(n);
+      g[n] = at.x, g[n + 1] = at.y;
+      p[n / 2] = pack_half(g[n], g[n + 1]);
+      square[n / 2 % 2] += g[n] * g[n] + g[n + 1] * g[n + 1];
+    }
+#pragma unroll
+    for (int n = 0; n < kHeld; ++n) xi[n] = 0;
+#pragma unroll
+    for (int n = kHeld; n < D / 2; n += 4) *parked(n) = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) square[i] = add_quad(square[i]), goes_on[i] = true;
+  }
+
+  /// Products come times the pace.
+  template <bool kTwoParts>
+  __device__ __forceinline__ void step(float ridge, float inverse_pace) {
+    const std::uint64_t keys = descriptor<kBlock>(k, kChunk), state = descriptor<kBlock>(h, D);
+    float scores[32], w[D / 2];  // w: cH̃p
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) {
+      mma<false, true>(scores, p + 4 * i, k_major_step<kBlock>(keys, i, kChunk), i > 0);
+    }
+    wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < D / 16; ++i) mma<false, true>(w, p + 4 * i, k_major_step<kBlock>(state, i, D), i > 0);
+    wgmma_commit();
+    float below[2] = {0, 0};  // p·A p, of which p·ap is found here
+#pragma unroll
+    for (int n = 0; n < D / 4; ++n) {
+      const float2 at = unpack_half(p[n]);
+      below[n % 2] += at.x * at.x + at.y * at.y;
+    }
+    wgmma_wait<1>();
+    hold(scores);
+    std::uint32_t masked[16], rest[kTwoParts ? 16 : 1];
+    if constexpr (kTwoParts) {
+      mask_in_parts(scores, mask, masked, rest);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float4 m = mask.group(i);
+        masked[2 * i] = pack_half(m.x * scores[4 * i], m.y * scores[4 * i + 1]);
+        masked[2 * i + 1] = pack_half(m.z * scores[4 * i + 2], m.w * scores[4 * i + 3]);
+      }
+    }
+    wgmma_wait<0>();
+    hold(w);
+#pragma unroll
+    for (int n = 0; n < D / 2; ++n) w[n] *= t[n / 2 % 2];
+    hold(w);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kChunk / 16; ++i) {
+      mma<true, true>(w, masked + 4 * i, mn_major_step<kBlock>(keys, i));
+      if constexpr (kTwoParts) mma<true, true>(w, rest + 4 * i, mn_major_step<kBlock>(keys, i));
+    }
+    wgmma_commit();
+    below[0] *= ridge, below[1] *= ridge;
+    wgmma_wait<0>();
+    hold(w);
+    advance(w, below, ridge, inverse_pace);
+  }
+
+  /// From w and this thread's part of p·ap on.
+  __device__ __forceinline__ void advance(float (&w)[D / 2], float (&below)[2], float ridge, float inverse_pace) {
+    float of_w[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < D / 4; ++n) {
+      const float2 at = unpack_half(p[n]);
+      of_w[n % 2] += at.x * w[2 * n] + at.y * w[2 * n + 1];
+    }
+    float alpha[2], before[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      below[i] = add_quad(below[i] + inverse_pace * of_w[i]);
+      alpha[i] = goes_on[i] && below[i] > 1e-30f ? square[i] / below[i] : 0;
+      of_w[i] = alpha[i] * inverse_pace;
+      before[i] = square[i], square[i] = 0;
+    }
+#pragma unroll
+    for (int n = 0; n < D / 2; n += 4) {
+      const float2 upper = unpack_half(p[n / 2]), lower = unpack_half(p[n / 2 + 1]);
+      float at[4] = {alpha[0] * upper.x, alpha[0] * upper.y, alpha[1] * lower.x, alpha[1] * lower.y};
+      if constexpr (kTakesRhsRoom) {
+        if (n >= kHeld) {
+          float4* const then = parked(n);
+          at[0] += then->x, at[1] += then->y, at[2] += then->z, at[3] += then->w;
+          *then = {at[0], at[1], at[2], at[3]};
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (n < kHeld) at[e] = xi[n + e] += at[e];
+        g[n + e] -= of_w[e / 2] * w[n + e];
+        w[n + e] = g[n + e] - ridge * at[e];
+        square[e / 2] += w[n + e] * w[n + e];
+      }
+    }
+    std::uint32_t beta[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      square[i] = add_quad(square[i]);
+      beta[i] = both_halves(before[i] > 0 ? fminf(square[i] / before[i], 3e4f) : 0);
+    }
+#pragma unroll
+    for (int n = 0; n < D / 4; ++n) {
+      p[n] = multiply_add_half(beta[n % 2], p[n], pack_half(w[2 * n], w[2 * n + 1]));
+    }
+  }
+
+  /// Whether there is a row that takes step i.
+  __device__ __forceinline__ bool go_on(const ConjugateLimits& limits, int i, const float (&whole)[2]) {
+    const float enough = i < limits.least ? limits.nothing : limits.enough;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) goes_on[row] = goes_on[row] && square[row] > enough * whole[row];
+    return __syncthreads_or(goes_on[0] || goes_on[1]) != 0;
+  }
+
+  __device__ __forceinline__ void steps(const ConjugateLimits& limits, float ridge, float inverse_pace) {
+    const float whole[2] = {square[0], square[1]};
+    int i = 0;
+#pragma unroll 1
+    for (; i < kExactSteps && go_on(limits, i, whole); ++i) step<true>(ridge, inverse_pace);
+#pragma unroll 1
+    for (; i < limits.most && go_on(limits, i, whole); ++i) step<false>(ridge, inverse_pace);
+    gather();
+  }
+
+  /// ξ in place of g.
+  __device__ __forceinline__ void gather() {
+#pragma unroll
+    for (int n = 0; n < kHeld; ++n) g[n] = xi[n];
+#pragma unroll
+    for (int n = kHeld; n < D / 2; n += 4) {
+      const float4 at = *parked(n);
+      g[n] = at.x, g[n + 1] = at.y, g[n + 2] = at.z, g[n + 3] = at.w;
+    }
+    if constexpr (kTakesRhsRoom) publish();  // a bulk copy will write there
+  }
+  __device__ __forceinline__ float (&answers()) [D / 2] { return g; }
 };
 
 /// The answers ξ times what they were divided by; 0 and NaN stand for tokens without one.
@@ -227,16 +423,18 @@ __device__ __forceinline__ void scale_answers(float (&xi)[D / 2], const float (&
 }
 
 /// Longer than most, as `solve` is and for the same reason: the order of its barriers.
-template <int D, DType kType, bool kReads, bool kConstant>
+template <int D, DType kType, bool kReads, bool kConstant, bool kConjugate>
 __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
     solve_increments(const __grid_constant__ Problem p, Plan plan, ChunkStates states,
                      const __grid_constant__ SolveCall call, const __grid_constant__ IncrementSchedules schedules,
                      const char* systems, bool rhs_pairs) {
   using Layout = IncrementsLayout<D>;
+  using Solver = std::conditional_t<kConjugate, ConjugateSolver<D>, IncrementSolver<D>>;
+  static_assert(!(kConjugate && kConstant));
   __shared__ std::uint64_t arrived[4];  // barriers: of the two state buffers, of keys, of the rest
   char* const tiles = aligned_tiles();
   constexpr int kState = D * D * 2, kRoom = kStateRoom<D>;
-  auto* const rhs = reinterpret_cast<const uint4*>(tiles + Layout::kRhs) + thread();
+  auto* const rhs = reinterpret_cast<uint4*>(tiles + Layout::kRhs) + thread();
   const auto& rows = *reinterpret_cast<const SystemRows*>(tiles + Layout::kRows);
   const std::int64_t tasks = 2 * plan.count(p) * p.heads;
   const auto request_state = [&](std::int64_t of, int which) {
@@ -265,16 +463,13 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
       if constexpr (!kReads) bulk_store_wait();  // of the tile that was put together there
       request_state(task + blocks(), 1 - turn);
     }
-    IncrementSolver<D> solver{
-        .h = tiles + turn * kRoom, .k = tiles + Layout::kKeys, .mask = ExactMask(tiles + Layout::kMask)};
+    Solver solver{
+        .h = tiles + turn * kRoom, .k = tiles + Layout::kKeys, .mask = ExactMask(tiles + Layout::kMask), .room = rhs};
     barrier_wait(&arrived[3], phase_system);
     const bool empty = rows.chunk.length <= 0, refined = !empty && rows.refined != 0;
     const std::int64_t head = task % p.heads;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      solver.t[i] = rows.t[own_row() + 8 * i];
-      solver.inverse_t[i] = 1 / solver.t[i];
-    }
+    for (int i = 0; i < 2; ++i) solver.t[i] = rows.t[own_row() + 8 * i];
     const auto begin = [&](const auto& start, const auto& pace) {
       if (!kReads && refined && call.rhs.dtype == DType::float32) {  // as it came, not as float16
         const float scale[2] = {1 / rows.unscale[own_row()], 1 / rows.unscale[own_row() + 8]};
@@ -303,27 +498,26 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
     phase_system ^= 1;
     barrier_wait(&arrived[turn], phase[turn]);
     phase[turn] ^= 1;
-    const auto solve_by = [&](auto to_the_end) {
-      constexpr bool kToTheEnd = decltype(to_the_end)::value;
-      if constexpr (kConstant) {
-        RowSchedules of_rows(rho_of(rows, p.options));
-        const RowPaces paces(rho_of(rows, p.options));
-        const int last = refined ? static_cast<int>(p.options.iterations) : rows.schedule;
-        solver.template steps<kToTheEnd>(of_rows, paces.ridge, last);
-      } else {
-        solver.template steps<kToTheEnd>(schedules.of[which], schedules.ridge);
-      }
-    };
-    if (refined && rows.refined == kEverywhere) {
-      solve_by(std::true_type{});
-    } else if (!empty) {
-      solve_by(std::false_type{});
+    const int last = refined ? static_cast<int>(p.options.iterations) : rows.schedule;
+    const bool to_the_end = refined && rows.refined == kEverywhere;
+    if constexpr (kConjugate) {
+      if (!empty) solver.steps(schedules.conjugate, schedules.ridge / schedules.pace, 1 / schedules.pace);
+    } else if constexpr (kConstant) {
+      if (!empty) solver.steps(rho_of(rows, p.options), last, to_the_end);
+    } else {
+      if (!empty) solver.steps(schedules.of[which], schedules.ridge, to_the_end);
     }
     const std::int64_t next = task + blocks();
     sync();  // nobody reads the keys any more
     if (thread() == 0 && next < tasks) request_keys(next);
     const float unscale[2] = {rows.unscale[own_row()], rows.unscale[own_row() + 8]};
-    float (&x)[D / 2] = solver.xi;
+    float (&x)[D / 2] = solver.answers();
+    // The right-hand side, where it is still.
+    const uint4* b = rhs;
+    if constexpr (Solver::kTakesRhsRoom) {
+      const char* const system = systems + task * SystemLayout<D>::kBytes;
+      b = reinterpret_cast<const uint4*>(system + SystemLayout<D>::kRhs) + thread();
+    }
     scale_answers<D>(x, unscale, rows);
     if (kReads ? call.x != nullptr : refined) {
       each_of_x<D>(p, rows.chunk, head, [&](auto pairs, int n, std::int64_t at, bool one, bool two) {
@@ -335,13 +529,13 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
         const std::int64_t first = (rows.chunk.batch * p.tokens + rows.chunk.begin) * p.heads + head;
         double* const to = call.certainty + first;
         if constexpr (kConstant) {
-          write_certainty<D>(x, rows, rhs, rho_of(rows, p.options), to, p.heads);
+          write_certainty<D>(x, rows, b, rho_of(rows, p.options), to, p.heads);
         } else {
-          write_certainty<D>(x, rows, rhs, p.options.ridge, to, p.heads);
+          write_certainty<D>(x, rows, b, p.options.ridge, to, p.heads);
         }
       }
       float top[2] = {0, 0};
-      mix_with_query<D>(x, top, unscale, rows, rhs);
+      mix_with_query<D>(x, top, unscale, rows, b);
       sync();  // nobody reads the rows any more
       if (thread() == 0 && next < tasks) request_rows(next);
       store_z<D>(x, top, refined, call, task);
