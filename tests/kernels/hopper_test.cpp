@@ -409,6 +409,45 @@ TEST(Increments, TakeAConstantRidge) {
     expect_close_on_trial("increments", spec);
   }
 }
+TEST(Conjugate, IsNearTheExactSolveWhereAlmostNothingIsRemembered) {
+  for (const double weakest : {0.1, 2.3}) {
+    CaseSpec spec = spec_with(128, [](CaseSpec& s) {
+      s.strongest_decay = 6;
+      s.h0 = s.u0 = false;
+    });
+    spec.weakest_decay = weakest;
+    const Forced trial("GKA_TRIAL", "conjugate");
+    const Case c(spec);
+    spec.options.solver = Solver::exact;
+    const Case exact(spec);
+    const OwnedOutputs want = exact.outputs(DType::float64), got = c.outputs(DType::float32);
+    reference::forward(exact.problem(), want.pointers());
+    const Outputs out = outputs_of(got);
+    HopperOnHost::forward(c.problem(), out);
+    EXPECT_LE(relative_error(got.o, want.o), 1.2e-3) << c.describe();
+    EXPECT_LE(relative_error(got.certainty, want.certainty), 1.2e-3) << c.describe();
+    const OwnedGradients gradients = exact.gradients(DType::float64), found = c.gradients(DType::float32);
+    reference::backward(exact.problem(), gradients.pointers());
+    HopperOnHost::backward(c.problem(), out.saved, found.pointers());
+    expect_close(found, gradients, 7e-3, c.describe());
+  }
+}
+TEST(Conjugate, ATokensBitsDoNotDependOnHowLongOthersOfItsChunkTake) {
+  constexpr std::int64_t kFew = 40;
+  const Forced trial("GKA_TRIAL", "conjugate");
+  Case c({.dtype = DType::bfloat16, .tokens = 64, .heads = 1, .key_dim = 64, .value_dim = 64});
+  for (std::int64_t t = kFew; t < 64; ++t) c.log_decay.set(0, t, 0, 0, -3);
+  c.log_decay.set(0, kFew, 0, 0, -std::numeric_limits<double>::infinity());
+  const OwnedOutputs beside = c.outputs(DType::float32), alone = c.outputs(DType::float32);
+  HopperOnHost::forward(c.problem(), outputs_of(beside));
+  for (std::int64_t t = 0; t < kFew; ++t) {
+    for (std::int64_t e = 0; e < 64; ++e) c.q.set(0, t, 0, e, 0);
+  }
+  HopperOnHost::forward(c.problem(), outputs_of(alone));
+  for (std::int64_t t = kFew; t < 64; ++t) {
+    for (std::int64_t e = 0; e < 64; ++e) ASSERT_EQ(beside.o.at(0, t, 0, e), alone.o.at(0, t, 0, e)) << "token " << t;
+  }
+}
 TEST(Conjugate, IsForStepsThatConvergeAlone) {
   for (const auto change :
        {+[](CaseSpec& s) { s.options.iterations = 20; }, +[](CaseSpec& s) { s.options.ridge = 0.01; },
