@@ -374,6 +374,16 @@ TEST_P(OnTrial, ANaNStaysBetweenTwoDecaysOfZero) {
   const Forced trial("GKA_TRIAL", GetParam());
   expect_nan_stays(32, {&Case::q, &Case::k});
 }
+TEST_P(OnTrial, AQueryThatIsNoNumberHasNoAnswer) {
+  const Forced trial("GKA_TRIAL", GetParam());
+  CaseSpec spec{.dtype = DType::bfloat16, .tokens = 70, .heads = 1, .key_dim = 128, .value_dim = 128};
+  spec.options.part = Part::solve;
+  Case c(spec);
+  c.q.set(0, 3, 0, 5, std::numeric_limits<double>::quiet_NaN());
+  const OwnedOutputs got = c.outputs(DType::float32);
+  HopperOnHost::forward(c.problem(), outputs_of(got));
+  for (std::int64_t t = 0; t < 70; ++t) EXPECT_EQ(std::isnan(got.o.at(0, t, 0, 100)), t == 3) << t;
+}
 TEST(Increments, AreNotRoundedWhereAllStepsAreTaken) {
   // All steps, and z in two parts, as the chunks are those that would be refined.
   expect_close_on_trial("increments",

@@ -394,16 +394,17 @@ struct ConjugateSolver {
     gather();
   }
 
-  /// ξ in place of g.
+  /// ξ in place of g, NaN where b has one.
   __device__ __forceinline__ void gather() {
+    const float nothing[2] = {square[0] - square[0], square[1] - square[1]};
 #pragma unroll
-    for (int n = 0; n < kHeld; ++n) g[n] = xi[n];
+    for (int n = 0; n < kHeld; ++n) g[n] = xi[n] + nothing[n / 2 % 2];
 #pragma unroll
     for (int n = kHeld; n < D / 2; n += 4) {
       const float4 at = *parked(n);
-      g[n] = at.x, g[n + 1] = at.y, g[n + 2] = at.z, g[n + 3] = at.w;
+      g[n] = at.x + nothing[0], g[n + 1] = at.y + nothing[0], g[n + 2] = at.z + nothing[1],
+      g[n + 3] = at.w + nothing[1];
     }
-    if constexpr (kTakesRhsRoom) publish();  // a bulk copy will write there
   }
   __device__ __forceinline__ float (&answers()) [D / 2] { return g; }
 };
@@ -508,7 +509,8 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
       if (!empty) solver.steps(schedules.of[which], schedules.ridge, to_the_end);
     }
     const std::int64_t next = task + blocks();
-    sync();  // nobody reads the keys any more
+    if constexpr (Solver::kTakesRhsRoom) publish();  // a bulk copy will write there
+    sync();                                          // nobody reads the keys any more
     if (thread() == 0 && next < tasks) request_keys(next);
     const float unscale[2] = {rows.unscale[own_row()], rows.unscale[own_row() + 8]};
     float (&x)[D / 2] = solver.answers();
