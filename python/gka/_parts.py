@@ -1,4 +1,4 @@
-"""What the layers of gka.nn are made of: projections with a short convolution, heads for many, gated norms."""
+"""The parts of gka.nn's layers: projections with a short convolution, shared heads, gated norms."""
 
 import copy
 import math
@@ -15,12 +15,12 @@ L2Norm = Literal["none", "divide", "rsqrt"]
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """What gates, norms and decays are computed in."""
+    """The type in which gates, norms and decays are computed."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def unit(x: Tensor, norm: L2Norm) -> Tensor:
-    """Unit length over the last dimension, in one of the two ways checkpoints were trained with."""
+    """Scales to unit length over the last dimension, in one of the two ways checkpoints were trained with."""
     if norm == "none":
         return x
     y = x.to(wide(x))
@@ -76,8 +76,8 @@ def no_gradient_of_a_step(x: Tensor) -> None:
 
 
 class Marked(nn.Module):
-    """A module whose parameters keep their mark ``_no_weight_decay`` where torch makes new ones of them: in a copy, on
-    another device, from a state dict that is assigned."""
+    """A module whose parameters keep their mark ``_no_weight_decay`` when torch replaces them: in a copy, on another
+    device, from an assigned state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class LowRank(nn.Module):
 
 
 def expand_heads(layer: nn.Module, name: str, x: Tensor, heads: int) -> Tensor:
-    """Few heads for many: copies or a learned mixture, plus a low-rank part where the layer has one."""
+    """Expands shared heads: copies or a learned mixture, plus a low-rank part if the layer has one."""
     count = x.shape[-2]
     mixture, low_rank = getattr(layer, f"{name}_rep", None), getattr(layer, f"proj_{name}", None)
     if low_rank is None:
@@ -196,7 +196,7 @@ def log_decay(projected: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
 
 
 def fresh(shape: tuple[int, ...], **factory: object) -> nn.Parameter:
-    """A parameter that decays under no optimiser."""
+    """A parameter that no optimiser should decay."""
     parameter = nn.Parameter(torch.empty(shape, **factory))
     parameter._no_weight_decay = True
     return parameter
@@ -204,7 +204,7 @@ def fresh(shape: tuple[int, ...], **factory: object) -> nn.Parameter:
 
 @torch.no_grad()
 def reset(layer: nn.Module, std: float = 0.02) -> None:
-    """The start the C++ layers have, for every part that is here."""
+    """Draws first values as the C++ layers do, for every part that is here."""
     for module in layer.modules():
         if isinstance(module, nn.Linear):
             module.weight.normal_(std=std)

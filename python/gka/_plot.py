@@ -1,6 +1,6 @@
-"""Draws the curves of training runs into one picture: what ``gka plot`` starts.
+"""Draws the curves of training runs into one picture: the program that ``gka plot`` starts.
 
-It is run as a program and imports nothing of gka, so that a plot does not wait for torch.
+It imports nothing of gka, so that a plot does not wait for torch.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def read_run(folder):
 
 
 def short_names(folders):
-    """The last part of each path, with as many more in front as it takes to tell them apart."""
+    """The last part of each path, with as many parts before it as are needed to tell the paths apart."""
     parts = [folder.resolve().parts for folder in folders]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]

@@ -4,9 +4,9 @@
     model = transformers.AutoModelForCausalLM.from_pretrained("model/")
     model.generate(**tokenizer("Once", return_tensors="pt"), max_new_tokens=20)
 
-Memories keep their states in transformers' own cache for linear layers, attention its keys and values where they
-always are. In a padded batch memories never see the padding. Packed rows come with ``cu_seq_lens_q``, or (a single one,
-without a mask or a cache) with position ids that begin anew.
+Memories keep their states in transformers' own cache for linear layers; attention keeps its keys and values in the
+usual place. In a padded batch memories never see the padding. Packed rows come with ``cu_seq_lens_q``, or (a single
+row, without a mask or a cache) with position ids that begin anew.
 """
 
 import json
@@ -43,7 +43,7 @@ _STATES = 3
 
 
 class GkaConfig(PreTrainedConfig):
-    """config.json as it is; ``spelled_out()`` is the same with every choice in it."""
+    """config.json as it is; ``spelled_out()`` adds the default of every key that is left out."""
 
     model_type = "hybrid_qwen3"
     keys_to_ignore_at_inference = ("past_key_values",)
@@ -100,7 +100,7 @@ class MemoryCache(DynamicCache):
 
 
 class Backbone(_Stack):
-    """Embedding, blocks and norm behind transformers' interface, for those who bring a head or a loss of their own."""
+    """Embedding, blocks and norm behind transformers' interface, for use with a head or a loss of your own."""
 
     def __init__(self, config: GkaConfig) -> None:
         super().__init__(config.spelled_out())
@@ -188,7 +188,7 @@ class GkaPreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *more: object, **options: object
     ) -> "PreTrainedModel":
-        """As everywhere; a folder of gka's that is not what was written is refused."""
+        """As in transformers; refuses a folder of gka's whose files are not those that were written."""
         folder = pretrained_model_name_or_path
         if folder is not None and Path(folder).is_dir():
             load_floors()
@@ -199,7 +199,7 @@ class GkaPreTrainedModel(PreTrainedModel):
         return super().from_pretrained(folder, *more, **options)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *more: object, **options: object) -> None:
-        """As everywhere; the folder also opens where nobody has imported gka (``trust_remote_code=True``)."""
+        """As in transformers; the folder also opens without importing gka (``trust_remote_code=True``)."""
         super().save_pretrained(save_directory, *more, **options)
         folder = Path(save_directory)
         (folder / "CHECKSUMS.xxh64").unlink(missing_ok=True)  # of what was here before
@@ -360,7 +360,7 @@ AUTO_MAP = {"AutoConfig": "gka_hf.GkaConfig", "AutoModelForCausalLM": "gka_hf.Gk
 
 
 def add_auto_map(folder: str | os.PathLike[str]) -> None:
-    """Lets a folder be opened by ``from_pretrained(…, trust_remote_code=True)`` without ``import gka.hf`` first."""
+    """Makes ``from_pretrained(…, trust_remote_code=True)`` open a folder without ``import gka.hf`` first."""
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"auto_map": AUTO_MAP}, indent=2) + "\n")
