@@ -38,7 +38,7 @@ constexpr std::array kBenchmarks{
               declare_bench_train},
     Benchmark{"serve", "Tokens per second of the engine, and over HTTP, beside what the machine's memory allows",
               declare_bench_serve},
-    Benchmark{"layer", "Forward and backward of one layer of each kind against the length", declare_bench_layer},
+    Benchmark{"layer", "Time of one layer of each kind, forward and backward, by sequence length", declare_bench_layer},
 };
 
 std::string processor() {

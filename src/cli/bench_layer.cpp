@@ -197,19 +197,20 @@ int run(const Arguments& arguments) {
 
 Action declare_bench_layer(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
-  app.add_option("--layers", arguments->layers, "Tokens of a pattern, separated by commas")->capture_default_str();
+  app.add_option("--layers", arguments->layers, "Layers, as a pattern names them, separated by commas")
+      ->capture_default_str();
   app.add_option("--lengths", arguments->lengths, "Tokens per sequence, separated by commas; 4k is 4096")
       ->capture_default_str();
   for (const auto& [option, value, meaning] :
        {std::tuple{"--batch", &arguments->batch, "Sequences"},
         {"--heads", &arguments->heads, "Heads"},
         {"--head-dim", &arguments->head_dim, "Channels of a head"},
-        {"--repetitions", &arguments->repetitions, "Times that count, per layer and length"}}) {
+        {"--repetitions", &arguments->repetitions, "Measured repetitions per layer and length"}}) {
     app.add_option(option, *value, meaning)->type_name("N")->check(positive_number())->capture_default_str();
   }
   add_place(app, arguments->place);
-  auto* json = app.add_flag("--json", arguments->json, "For a program to read");
-  app.add_flag("--json-lines", arguments->json_lines, "The same row by row, each length as soon as it is measured")
+  auto* json = app.add_flag("--json", arguments->json, "Print JSON");
+  app.add_flag("--json-lines", arguments->json_lines, "Print every length as a line of JSON as soon as it is measured")
       ->excludes(json);
   app.footer(
       "A layer is all that mixes tokens in a block: projections, convolutions, gates, the memory, the output.\n"

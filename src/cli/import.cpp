@@ -140,7 +140,7 @@ int run(const Arguments& arguments) {
 Action declare(CLI::App& app, const char* source_help) {
   const auto arguments = std::make_shared<Arguments>();
   app.add_option("SOURCE", arguments->source, source_help)->required();
-  app.add_option("--out", arguments->out, "The folder to make")->required()->type_name("FOLDER");
+  app.add_option("--out", arguments->out, "The folder to create")->required()->type_name("FOLDER");
   app.add_option("--dtype", arguments->dtype,
                  models::list_dtypes() + " (by default the source's own; float32 for quantised files, which is exact)");
   app.add_option(

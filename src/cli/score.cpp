@@ -268,19 +268,18 @@ Action declare_score(CLI::App& app) {
       ->type_name("FILE");
   input->require_option(1);
   auto* window = app.add_option("--window", arguments->window,
-                                "Score longer sequences in windows of so many tokens, each read by itself")
+                                "Score longer sequences in windows of N tokens, each read by itself")
                      ->check(positive_number())
                      ->type_name("N");
-  app.add_option("--overlap", arguments->overlap,
-                 "Windows begin so many tokens earlier, which they see and do not score")
+  app.add_option("--overlap", arguments->overlap, "Begin windows N tokens earlier, which they see and do not score")
       ->check(non_negative_number())
       ->needs(window)
       ->type_name("N");
-  auto* packed = app.add_option("--packed", arguments->packed,
-                                "Read sequences in one pass, packed up to so many tokens, in place of the engine: the "
-                                "faster way on a GPU")
-                     ->check(positive_number())
-                     ->type_name("N");
+  auto* packed =
+      app.add_option("--packed", arguments->packed,
+                     "Read sequences without the engine, packed into passes of up to N tokens: faster on a GPU")
+          ->check(positive_number())
+          ->type_name("N");
   add_cache_option(app, arguments->kv_cache_dtype)->excludes(packed);
   app.add_flag("--per-token", arguments->per_token, "List every sequence with the log-probability of each token");
   app.add_option(
