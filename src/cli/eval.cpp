@@ -442,8 +442,8 @@ Action declare_eval(CLI::App& app) {
   app.footer(
       "Metrics are those of lm-evaluation-harness: acc, acc_norm (per character), acc_bytes; acc and perplexity of "
       "last\n"
-      "words; bits_per_byte, byte_ and word_perplexity of texts; contains; exact_match. docs/evaluation.md describes "
-      "task files.\n"
+      "words; bits_per_byte, byte_ and word_perplexity of texts; contains; exact_match.\n"
+      "docs/evaluation.md describes task files.\n"
       "\n"
       "Example:\n"
       "  gka eval runs/book --tasks arc.jsonl lambada.jsonl --limit 100 --samples answers.jsonl");
