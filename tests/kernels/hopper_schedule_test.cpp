@@ -148,36 +148,73 @@ TEST_P(HopperSchedule, IsCloseEnoughOnEverySpectrumThatAllowsIt) {
   EXPECT_TRUE(allowed > 0 || ridge != 0.02) << "some of them do";
 }
 
-TEST_P(HopperSchedule, WithOneResidualLeavesNothingAcrossTheKeysAndLittleAlongThem) {
-  const double ridge = GetParam();
-  const auto usual = cuda::hopper::make_schedules(ridge, 30, true, 128);
-  const auto schedules = cuda::hopper::make_schedules(ridge, 30, true, 128, true);
-  const Stages& stages = schedules.stages[0];
-  EXPECT_EQ(schedules.of[cuda::hopper::kEverywhere].last, 30);
-  if (ridge < cuda::hopper::kUsualRidge) {
-    EXPECT_EQ(stages.count, usual.stages[0].count) << "steps that do not converge are all taken";
-    return;
+/// ξ by increments, as solve_increments.cuh makes it, in float64; m_of(i) and s_of(i) as Increments has them.
+template <typename M, typename S>
+double by_increments(double mu, double ridge, double pace, double start, int last, M&& m_of, S&& s_of) {
+  double xi = 0, g = pace, delta = start;
+  for (int i = 1; i <= last; ++i) {
+    xi += delta;
+    g -= pace * mu * delta;
+    delta = m_of(i) * delta + s_of(i) * (g - pace * ridge * xi);
   }
-  EXPECT_EQ(stages.count, 2);
-  const Schedule& s = schedules.of[cuda::hopper::kTwice];
-  EXPECT_LE(s.last, 27);
-  const auto left = [&](double mu) { return std::abs(by_table(s, stages, mu) * (mu + ridge) - 1); };
-  EXPECT_LE(left(0), 1e-5);
-  for (double mu = 0; mu <= 1; mu += 1.0 / 256) {
-    EXPECT_LE(left(mu), cuda::hopper::kGoal) << "mu " << mu;
-    // Times (μ + a)/a, as gradients see it: half of what all thirty of Chebyshev's steps leave with a ridge of 0.02.
-    EXPECT_LE(left(mu) * (mu + ridge) / ridge, 9e-3) << "mu " << mu;
+  return xi + delta;
+}
+double by_increments(const cuda::hopper::IncrementSchedules& all, int which, double mu) {
+  const cuda::hopper::Increments& of = all.of[which];
+  const double pace = all.pace;
+  return by_increments(
+      mu, all.ridge / pace, pace, of.start, of.last, [&](int i) { return of.m[i]; }, [&](int i) { return of.s[i]; });
+}
+
+TEST_P(HopperSchedule, AsIncrementsIsTheSame) {
+  const double ridge = GetParam();
+  for (const bool refine : {true, false}) {
+    for (const int iterations : {7, 30}) {
+      const auto like = cuda::hopper::make_schedules(ridge, iterations, refine, 128);
+      const auto all = cuda::hopper::make_increment_schedules(like, ridge, iterations, refine);
+      EXPECT_EQ(all.pace, like.of[0].pace) << "chunk_system has it in its numbers";
+      for (double mu = 0; mu <= 1; mu += 1.0 / 64) {
+        const double want = chebyshev(mu, ridge, like.of[0].last);
+        EXPECT_NEAR(by_increments(all, 0, mu), want, 1e-5 * (1 + 1 / ridge)) << "mu " << mu;
+        for (int i = 0; i < like.reaches; ++i) {
+          const int last = like.of[cuda::hopper::kFirstReach + i].last;
+          const double reach = cuda::hopper::reach_of(ridge, last), nearer = mu * reach;
+          EXPECT_NEAR(by_increments(all, cuda::hopper::kFirstReach + i, nearer), chebyshev(nearer, ridge, last, reach),
+                      1e-5 * (1 + 1 / ridge));
+        }
+      }
+    }
   }
 }
 
-TEST_P(HopperSchedule, HasTwoResidualsWhereTheStepsAroundOneAreNotWithinTheBudget) {
-  const int steps = cuda::hopper::one_residual(GetParam()).all();
-  if (steps <= cuda::hopper::kBudget) return;
-  for (int iterations = static_cast<int>(cuda::hopper::kBudget); iterations <= steps; ++iterations) {
-    const bool within = iterations == steps && GetParam() >= cuda::hopper::kUsualRidge;
-    const auto schedules = cuda::hopper::make_schedules(GetParam(), iterations, true, 128, true);
-    EXPECT_EQ(schedules.stages[0].count, within ? 2 : 3) << iterations << " iterations";
+TEST_P(HopperSchedule, ChunksOfFewKeysTakeStepsAlongThemWhereStepsConverge) {
+  const double ridge = GetParam();
+  const auto schedules_for = [&](int iterations, bool refine) {
+    const auto like = cuda::hopper::make_schedules(ridge, iterations, refine, 128);
+    return cuda::hopper::make_increment_schedules(like, ridge, iterations, refine);
+  };
+  const auto left = [&](const auto& all, double mu) {
+    return std::abs(by_increments(all, cuda::hopper::kTwice, mu) * (mu + ridge) - 1);
+  };
+  const auto all = schedules_for(30, true);
+  EXPECT_EQ(all.of[cuda::hopper::kEverywhere].last, all.of[cuda::hopper::kTwice].last);
+  if (ridge < cuda::hopper::kUsualRidge) {
+    EXPECT_EQ(all.of[cuda::hopper::kTwice].last, 30) << "steps that do not converge are all taken";
+    return;
   }
+  EXPECT_LE(all.of[cuda::hopper::kTwice].last, 24);
+  EXPECT_LE(left(all, 0), 1e-5);
+  for (double mu = 0; mu <= 1; mu += 1.0 / 256) {
+    EXPECT_LE(left(all, mu), cuda::hopper::kGoal) << "mu " << mu;
+    // Times (μ + a)/a, as gradients see it: half of what all thirty of Chebyshev's steps leave with a ridge of 0.02.
+    EXPECT_LE(left(all, mu) * (mu + ridge) / ridge, 9e-3) << "mu " << mu;
+  }
+  const int enough = cuda::hopper::enough_along_keys(ridge);
+  for (const int iterations : {12, enough - 1, enough}) {
+    const int last = schedules_for(iterations, true).of[cuda::hopper::kTwice].last;
+    EXPECT_EQ(last, iterations < cuda::hopper::kBudget ? iterations : std::min(iterations, enough));
+  }
+  EXPECT_EQ(schedules_for(30, false).of[cuda::hopper::kTwice].last, 30);
 }
 
 TEST_P(HopperSchedule, StepsAlongKeysLeaveWhatIsOrthogonalUnderTheirWeight) {
@@ -277,6 +314,34 @@ TEST(HopperTokenSchedule, IsThatOfKernelsScheduleWithAndWithoutResiduals) {
           EXPECT_NEAR(by_token_schedule(stages, mu, rho), now, 3e-5 * (1 + now))
               << rho << ", " << steps << " steps, " << stages.count << " stages";
         }
+      }
+    }
+  }
+}
+
+TEST(HopperTokenSchedule, AsIncrementsIsTheSame) {
+  for (const double rho : {1e-4, 0.003, 0.02, 0.3, 0.9, 1.0}) {
+    for (const int steps : {1, 7, 30}) {
+      for (const double share : {0.0, 0.3, 1.0}) {  // of [0, 1 − ρ]
+        const double mu = share * (1 - rho);
+        const auto rounded = static_cast<float>(rho);
+        cuda::hopper::TokenSchedule schedule(rounded);
+        cuda::hopper::TokenWeights weights{};
+        const auto m_of = [&](int) {
+          weights = schedule.next_increment();
+          return weights.m;
+        };
+        const auto s_of = [&](int) { return weights.s; };
+        const double pace = cuda::hopper::TokenSchedule::pace_of(rounded);
+        ::gka::kernels::Schedule chebyshev(Solver::chebyshev, 1, rho);
+        double now = chebyshev.start().s, before = 0;
+        for (int i = 1; i <= steps; ++i) {
+          const Coefficients of = chebyshev.step(i);
+          const double next = now + of.m * (now - before) - of.s * ((mu + rho) * now - 1);
+          before = now, now = next;
+        }
+        const double start = cuda::hopper::TokenSchedule::start_of(rounded);
+        EXPECT_NEAR(by_increments(mu, rho, pace, start, steps, m_of, s_of), now, 3e-5 * (1 + now)) << rho;
       }
     }
   }

@@ -253,64 +253,6 @@ TEST(HopperKernels, TakeTheKeysPartOfPackedFloat16) {
   });
 }
 
-// ---- One residual, on trial -----------------------------------------------------------------------------------------
-
-std::vector<double> o_of(const CaseSpec& spec) {
-  const Case c(spec);
-  const OwnedOutputs got = c.outputs();
-  HopperOnHost::forward(c.problem(), outputs_of(got));
-  return got.o.values();
-}
-/// The same bounds with `one_residual`, and other bits than without it.
-void expect_one_residual_close_to_reference(const CaseSpec& spec) {
-  const std::vector<double> usual = o_of(spec);
-  const Forced trial("GKA_TRIAL", "one_residual");
-  EXPECT_NE(o_of(spec), usual);
-  expect_close_to_reference(spec, spec.key_dim == 32 ? spec.dtype : DType::float32);
-}
-
-TEST(OneResidual, LosesNothingToStrongDecay) {
-  for (const std::int64_t dim : {32, 64, 128}) {
-    expect_one_residual_close_to_reference(spec_with(dim, [](CaseSpec& s) {
-      s.keys = Keys::silu;
-      s.weakest_decay = 0.5;
-      s.strongest_decay = 1.5;
-    }));
-  }
-}
-TEST(OneResidual, MatchesTheReferenceWhereKeysShareADirection) {
-  expect_one_residual_close_to_reference(spec_with(64, [](CaseSpec& s) {
-    s.keys = Keys::shared;
-    s.weakest_decay = s.strongest_decay = 0.16;
-  }));
-}
-TEST(OneResidual, MatchesTheReferenceAtTheStartOfASequence) {
-  expect_one_residual_close_to_reference(spec_with(64, [](CaseSpec& s) { s.h0 = s.u0 = false; }));
-}
-TEST(OneResidual, MatchesTheReferenceWithALargerRidge) {
-  expect_one_residual_close_to_reference(spec_with(64, [](CaseSpec& s) {
-    s.options.ridge = 0.05;
-    s.weakest_decay = 0.1;
-    s.strongest_decay = 6;
-  }));
-}
-TEST(OneResidual, MatchesTheReferenceInTheKeysPartAlone) {
-  expect_one_residual_close_to_reference(spec_with(64, [](CaseSpec& s) {
-    s.options.part = Part::solve;
-    s.h0 = false;
-  }));
-}
-TEST(OneResidual, IsNotForAConstantRidge) {
-  const CaseSpec spec = spec_with(64, [](CaseSpec& s) {
-    s.options.ridge_mode = RidgeMode::constant;
-    s.options.ridge = 0.25;
-    s.h0 = false;
-  });
-  const std::vector<double> usual = o_of(spec);
-  const Forced trial("GKA_TRIAL", "one_residual");
-  EXPECT_EQ(o_of(spec), usual);
-}
-
 /// A block of several tasks reuses its tiles: with one head of twelve chunks each of three blocks has four.
 TEST(HopperKernels, CarryStatesAlongManyChunks) {
   for (const Part part : {Part::both, Part::solve}) {
@@ -360,6 +302,99 @@ void expect_nan_stays(std::int64_t dim, const std::vector<Array Case::*>& inputs
 }
 const std::vector<Array Case::*> kPoisoned = {&Case::q, &Case::k, &Case::v, &Case::beta, &Case::log_decay};
 TEST(HopperKernels, ANaNStaysBetweenTwoDecaysOfZero) { expect_nan_stays(32, kPoisoned); }
+
+// ---- Increments, on trial -------------------------------------------------------------------------------------------
+
+std::vector<double> o_of(const CaseSpec& spec) {
+  const Case c(spec);
+  const OwnedOutputs got = c.outputs();
+  HopperOnHost::forward(c.problem(), outputs_of(got));
+  return got.o.values();
+}
+/// Within the bounds of all, with other bits than without the trial; o, where all steps are taken, within `o_error`.
+void expect_increments_close_to_reference(const CaseSpec& spec, double o_error = 5e-3) {
+  const std::vector<double> usual = o_of(spec);
+  const Forced trial("GKA_TRIAL", "increments");
+  EXPECT_NE(o_of(spec), usual);
+  const DType results = spec.key_dim == 32 ? spec.dtype : DType::float32;
+  expect_close_to_reference(spec, results);
+  const Case c(spec);
+  const OwnedOutputs want = c.outputs(DType::float64), got = c.outputs(DType::float32);
+  reference::forward(c.problem(), want.pointers());
+  HopperOnHost::forward(c.problem(), outputs_of(got));
+  EXPECT_LE(relative_error(got.o, want.o), o_error) << c.describe();
+}
+
+TEST(Increments, LoseNothingToStrongDecay) {
+  for (const std::int64_t dim : {32, 64, 128}) {
+    expect_increments_close_to_reference(spec_with(dim, [](CaseSpec& s) {
+      s.keys = Keys::silu;
+      s.weakest_decay = 0.5;
+      s.strongest_decay = 1.5;
+    }));
+  }
+}
+TEST(Increments, MatchTheReferenceWhereKeysShareADirection) {
+  expect_increments_close_to_reference(spec_with(64, [](CaseSpec& s) {
+    s.keys = Keys::shared;
+    s.weakest_decay = s.strongest_decay = 0.01;
+  }));
+}
+TEST(Increments, MatchTheReferenceAtTheStartOfASequence) {
+  expect_increments_close_to_reference(spec_with(64, [](CaseSpec& s) { s.h0 = s.u0 = false; }));
+}
+TEST(Increments, AreNotRoundedWhereAllStepsAreTaken) {
+  // All steps, and z in two parts, as the chunks are those that would be refined.
+  expect_increments_close_to_reference(spec_with(64,
+                                                 [](CaseSpec& s) {
+                                                   s.options.iterations = 12;
+                                                   s.weakest_decay = 0.1;
+                                                   s.strongest_decay = 6;
+                                                 }),
+                                       1e-3);
+  expect_increments_close_to_reference(spec_with(64,
+                                                 [](CaseSpec& s) {
+                                                   s.options.iterations = 7;
+                                                   s.options.ridge = 0.01;
+                                                 }),
+                                       1e-3);
+  // z in one part.
+  expect_increments_close_to_reference(spec_with(64,
+                                                 [](CaseSpec& s) {
+                                                   s.options.refine = false;
+                                                   s.weakest_decay = 0.1;
+                                                   s.strongest_decay = 6;
+                                                 }),
+                                       2e-3);
+}
+TEST(Increments, ForgetAndSkipExactlyOnPackedFloat16) {
+  expect_increments_close_to_reference(spec_with(64, [](CaseSpec& s) {
+    s.dtype = DType::float16;
+    s.lengths = {70, 0, 128, 1, 90};
+    s.forget = 0.05;
+    s.skip = 0.1;
+    s.key_dim = 52;
+    s.value_dim = 32;
+  }));
+}
+TEST(Increments, TakeAConstantRidge) {
+  for (const double ridge : {0.02, 0.25}) {
+    CaseSpec spec = spec_with(64, [](CaseSpec& s) { s.keys = Keys::silu; });
+    spec.options.ridge_mode = RidgeMode::constant;
+    spec.options.ridge = ridge;
+    expect_increments_close_to_reference(spec);
+  }
+}
+TEST(Increments, MatchTheReferenceInTheKeysPartAlone) {
+  expect_increments_close_to_reference(spec_with(64, [](CaseSpec& s) {
+    s.options.part = Part::solve;
+    s.h0 = false;
+  }));
+}
+TEST(Increments, ANaNStaysBetweenTwoDecaysOfZero) {
+  const Forced trial("GKA_TRIAL", "increments");
+  expect_nan_stays(32, {&Case::q, &Case::k});
+}
 
 // ---- Heads of 32 channels without padding ---------------------------------------------------------------------------
 
@@ -534,17 +569,6 @@ TEST(WideHeads, LoseNothingToStrongDecay) {
         s.strongest_decay = 1.5;
       },
       After::own);
-}
-TEST(WideHeads, TakeOneResidual) {
-  const auto change = [](CaseSpec& s) {
-    s.keys = Keys::silu;
-    s.weakest_decay = 0.5;
-    s.strongest_decay = 1.5;
-  };
-  const std::vector<double> usual = o_of(spec_with(256, change));
-  const Forced trial("GKA_TRIAL", "one_residual");
-  EXPECT_NE(o_of(spec_with(256, change)), usual);
-  expect_wide_close_to_reference(change, After::own);
 }
 TEST(WideHeads, TakeFewIterationsAndASmallRidge) {
   expect_wide_close_to_reference([](CaseSpec& s) {

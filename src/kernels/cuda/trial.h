@@ -15,14 +15,14 @@ namespace gka::kernels::cuda {
 enum class Trial : std::uint8_t {
   crowd_step,    // step_registers.cu: a GKA block's token for three heads and more to a multiprocessor
   lesser_solve,  // hopper/forward.cuh: the solve leaves a quarter of the card to another stream's kernels
-  one_residual,  // hopper/schedule.h: refined chunks with one residual and fewer steps
+  increments,    // hopper/solve_increments.cuh: the solve without residuals and rounded iterates
   sketch,        // sketch.cu: what a solve in the dimensions of a sketch has around it
 };
 
 inline constexpr std::pair<std::string_view, Trial> kTrials[] = {
     {"crowd_step", Trial::crowd_step},
+    {"increments", Trial::increments},
     {"lesser_solve", Trial::lesser_solve},
-    {"one_residual", Trial::one_residual},
     {"sketch", Trial::sketch},
 };
 

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/hopper/blocks.h"
 #include "kernels/cuda/hopper/chunk_o.cuh"
+#include "kernels/cuda/hopper/solve_increments.cuh"
 #include "kernels/cuda/hopper/solve_wide.cuh"
 #include "kernels/cuda/saved.h"
 #include "kernels/cuda/trial.h"
@@ -161,8 +162,7 @@ std::int64_t blocks_of_chunks(Kernel kernel, const Problem& p, int shared_bytes,
 /// The solve's steps. With weights that are found token by token they are always the usual ones.
 inline Schedules schedules_of(const Problem& p) {
   const Options& of = p.options;
-  const bool anew = on_trial(Trial::one_residual) && of.ridge_mode == RidgeMode::adaptive;
-  return make_schedules(of.ridge, of.iterations, of.refine, p.key_dim, anew);
+  return make_schedules(of.ridge, of.iterations, of.refine, p.key_dim);
 }
 
 /// x for the right-hand side that the systems hold (and the call, for residuals).
@@ -171,13 +171,26 @@ void start_solve(const Problem& p, const Plan& plan, const ChunkStates& states, 
                  const Device& device, const char* systems) {
   const Schedules schedules = schedules_of(p);
   if (p.batch * p.tokens * p.heads == 0) return;
+  const bool pairs = whole_pairs(call.rhs, p.key_dim);
+  if (on_trial(Trial::increments)) {
+    const Options& of = p.options;
+    const IncrementSchedules increments = make_increment_schedules(schedules, of.ridge, of.iterations, of.refine);
+    with_type(p, [&](auto type) {
+      with_ridge<D>(p, [&](auto constant) {
+        constexpr auto kernel = solve_increments<D, decltype(type)::type, kReads, decltype(constant)::value>;
+        constexpr int kBytes = IncrementsLayout<D>::kBytes;
+        const std::int64_t blocks = blocks_of_chunks(kernel, p, kBytes, device);
+        start(kernel, blocks, kBytes, device, p, plan, states, call, increments, systems, pairs);
+      });
+    });
+    return;
+  }
   with_type(p, [&](auto type) {
     with_ridge<D>(p, [&](auto constant) {
       constexpr auto kernel = solve<D, decltype(type)::type, kReads, decltype(constant)::value>;
       const std::int64_t blocks = blocks_of_chunks(kernel, p, kSolveBytes<D>, device);
       auto* const parked = allocate<float4>(device, blocks * kParked<D>);
-      start(kernel, blocks, kSolveBytes<D>, device, p, plan, states, call, schedules, systems, parked,
-            whole_pairs(call.rhs, p.key_dim));
+      start(kernel, blocks, kSolveBytes<D>, device, p, plan, states, call, schedules, systems, parked, pairs);
     });
   });
 }

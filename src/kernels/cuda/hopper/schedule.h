@@ -166,13 +166,71 @@ inline Schedule make_schedule(double ridge, std::int64_t iterations, bool early,
   return schedule.finish(steps);
 }
 
-// ---- One residual (on trial: `one_residual`) ------------------------------------------------------------------------
+/// A symmetric n×n matrix without negative eigenvalues and with Frobenius norm 1 has none above `top` if its trace is
+/// at least this: with one of L the others have a trace of √((n − 1)(1 − L²)) at most, and the sum falls as L grows.
+/// Below 1/√n no such matrix has all its eigenvalues, and no trace is enough.
+inline double spread_for(double top, double n) {
+  return top * top * n < 1 ? 2 * std::sqrt(n) : top + std::sqrt((n - 1) * (1 - top * top));
+}
 
-/// Steps behind a residual, begun anew, for spectra in [a, 1 + a]. What n steps leave of a direction with eigenvalue λ
-/// is a polynomial in λ that is 1 at 0. Chebyshev's leave the same of all directions at worst; but what is read lies
-/// along the keys, where λ is large, and so does all noise, and in the gradients 1/a multiplies what is left there. So
-/// these leave nothing at λ = a, across the keys, and of others about 1/λ: (1 − λ/a) π_i(λ)/π_i(0), with π_i orthogonal
-/// under (λ − a)² λ²/√((λ − a)(1 + a − λ)).
+/// Schedules for spectra that reach less far than 1 have 8, 10, … 20 steps.
+inline constexpr int kReaches = 7, kFirstReach = 3;
+
+/// How a chunk is refined: not; with two residuals; with one before every step.
+enum Refined : int { kNot = 0, kTwice = 1, kEverywhere = 2 };
+
+/// By how a chunk is refined. Then those for spectra that reach less far: of[kFirstReach + i], i < reaches, for chunks
+/// of which every token has tr H/‖H‖_F ≥ spread[i], which falls.
+struct Schedules {
+  Schedule of[kFirstReach + kReaches] = {};
+  Stages stages[2] = {};  // of[kTwice]'s, of[kEverywhere]'s
+  int reaches = 0;
+  float spread[kReaches] = {};
+  bool may_refine = false;
+  float least_spread = 0;   // chunks with a token below this are refined,
+  float least_for_two = 0;  // and with one below this everywhere
+};
+
+/// Where tr H / ‖H‖_F (the root of how many keys H is made of, about) is below kAmple/a, the directions that are read
+/// are so small in x beside the null space that rounding, and in the gradients stopping early, would show. Where the
+/// steps converge, the second half of them makes up for it; where they are too few, or the ridge is too small, nothing
+/// does, and no iterate may be rounded.
+inline constexpr double kAmple = 0.07;
+
+inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refine, std::int64_t dim) {
+  const bool may_refine = refine && iterations > 0, early = refine && iterations >= kBudget;
+  const bool converges = early && ridge >= kUsualRidge;
+  Schedules all{.may_refine = may_refine,
+                .least_spread = static_cast<float>(kAmple / ridge),
+                .least_for_two = static_cast<float>(converges ? 0 : kAmple / std::max(ridge, kUsualRidge))};
+  const auto steps = static_cast<int>(iterations);
+  all.of[kNot] = make_schedule(ridge, iterations, early);
+  // Where two residuals are too many steps between them, the chunks that ask for some get them everywhere.
+  all.stages[0] = early ? two_residuals(steps) : residuals_everywhere(steps);
+  all.stages[1] = residuals_everywhere(steps);
+  for (int i = 0; i < 2; ++i) {
+    all.of[kTwice + i] = make_schedule(ridge, iterations, false, may_refine ? &all.stages[i] : nullptr);
+  }
+  constexpr double kMargin = 1.005;  // for rounding, where traces and norms are found
+  const auto n = static_cast<double>(dim);
+  for (int i = 0; i < kReaches && early; ++i) {
+    const int fewer = kShortest + 2 * i;
+    const double reach = reach_of(ridge, fewer);
+    if (fewer >= all.of[kNot].last || reach >= 1) break;
+    all.of[kFirstReach + i] = make_schedule(ridge, fewer, true, nullptr, reach);
+    all.spread[i] = static_cast<float>(kMargin * spread_for(reach, n));
+    all.reaches = i + 1;
+  }
+  return all;
+}
+
+// ---- Increments (on trial: `increments`, solve_increments.cuh) ------------------------------------------------------
+
+/// Steps for chunks in which few keys are left, on spectra in [a, 1 + a]. What n steps leave of a direction with
+/// eigenvalue λ is a polynomial in λ that is 1 at 0. Chebyshev's leave the same of all directions at worst; but what is
+/// read lies along the keys, where λ is large, and in the gradients 1/a multiplies what is left there. So these leave
+/// nothing at λ = a, across the keys, and of others about 1/λ: (1 − λ/a) π_i(λ)/π_i(0), with π_i orthogonal under
+/// (λ − a)² λ²/√((λ − a)(1 + a − λ)).
 class StepsAlongKeys {
  public:
   explicit StepsAlongKeys(double ridge) : ridge_(ridge) {
@@ -211,91 +269,58 @@ class StepsAlongKeys {
   double root_ = 1;  // π_{i+1}(0)/π_i(0)
 };
 
-/// How many steps with products, even numbers, come before a residual and behind it; one without a product lies
-/// between. What was rounded before it fades over those behind it, and what is rounded behind it is a part of what
-/// those before have left.
-struct OneResidual {
-  int before, behind;
-  int all() const { return before + 1 + behind; }
-};
-inline OneResidual one_residual(double ridge) {
-  const int products = enough_steps(rate_of(ridge, 1)) + 4, before = (products / 2 + 1) / 2 * 2;
-  return {.before = before, .behind = products - before};
-}
-/// Went the recurrence on, noise would fade as slowly along the keys as across them, where there is none.
-inline Schedule make_anew(double ridge, const OneResidual& how, Stages& stages) {
-  kernels::Schedule first(Solver::chebyshev, 1 + ridge, ridge);
-  StepsAlongKeys second(ridge);
-  ScheduleInProgress schedule(ridge, 1);
-  schedule.start(first.start().s);
-  for (int i = 1; i <= how.before; ++i) schedule.step(i, first.step(i));
-  stages = Stages{.count = 2, .last = {how.before, how.all()}};
-  stages.residual[0] = schedule.residual(0, second.start());
-  for (int i = how.before + 2; i <= how.all(); ++i) schedule.step(i, second.step());
-  return schedule.finish(how.all());
-}
-
-/// A symmetric n×n matrix without negative eigenvalues and with Frobenius norm 1 has none above `top` if its trace is
-/// at least this: with one of L the others have a trace of √((n − 1)(1 − L²)) at most, and the sum falls as L grows.
-/// Below 1/√n no such matrix has all its eigenvalues, and no trace is enough.
-inline double spread_for(double top, double n) {
-  return top * top * n < 1 ? 2 * std::sqrt(n) : top + std::sqrt((n - 1) * (1 - top * top));
-}
-
-/// Schedules for spectra that reach less far than 1 have 8, 10, … 20 steps.
-inline constexpr int kReaches = 7, kFirstReach = 3;
-
-/// How a chunk is refined: not; with two residuals (or one: `one_residual`); with one before every step.
-enum Refined : int { kNot = 0, kTwice = 1, kEverywhere = 2 };
-
-/// By how a chunk is refined. Then those for spectra that reach less far: of[kFirstReach + i], i < reaches, for chunks
-/// of which every token has tr H/‖H‖_F ≥ spread[i], which falls.
-struct Schedules {
-  Schedule of[kFirstReach + kReaches] = {};
-  Stages stages[2] = {};  // of[kTwice]'s, of[kEverywhere]'s
-  int reaches = 0;
-  float spread[kReaches] = {};
-  bool may_refine = false;
-  float least_spread = 0;   // chunks with a token below this are refined,
-  float least_for_two = 0;  // and with one below this everywhere
+/// δ_i = m_i δ_{i-1} + s_i g with g in the scale of the pace, i = 1 … last, behind δ_0 = start · b.
+struct Increments {
+  int last = 0;
+  float start = 0;
+  float m[kMostSteps + 1] = {}, s[kMostSteps + 1] = {};
 };
 
-/// Where tr H / ‖H‖_F (the root of how many keys H is made of, about) is below kAmple/a, the directions that are read
-/// are so small in x beside the null space that rounding, and in the gradients stopping early, would show. Where the
-/// steps converge, the second half of them makes up for it; where they are too few, or the ridge is too small, nothing
-/// does, and no iterate may be rounded.
-inline constexpr double kAmple = 0.07;
+/// Indexed as Schedules are. Chunks that solve.cuh refines have no residuals here; where steps converge they take those
+/// along the keys, else all that there are.
+struct IncrementSchedules {
+  float pace = 1, ridge = 0;  // `ridge` times pace
+  Increments of[kFirstReach + kReaches] = {};
+};
 
-/// `anew`: where steps converge, refined chunks have one residual, behind which they begin anew.
-inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refine, std::int64_t dim,
-                                bool anew = false) {
-  const bool may_refine = refine && iterations > 0, early = refine && iterations >= kBudget;
-  const bool converges = early && ridge >= kUsualRidge;
-  Schedules all{.may_refine = may_refine,
-                .least_spread = static_cast<float>(kAmple / ridge),
-                .least_for_two = static_cast<float>(converges ? 0 : kAmple / std::max(ridge, kUsualRidge))};
-  const auto steps = static_cast<int>(iterations);
-  all.of[kNot] = make_schedule(ridge, iterations, early);
-  // Where two residuals are too many steps between them, the chunks that ask for some get them everywhere.
-  all.stages[0] = early ? two_residuals(steps) : residuals_everywhere(steps);
-  all.stages[1] = residuals_everywhere(steps);
-  for (int i = 0; i < 2; ++i) {
-    all.of[kTwice + i] = make_schedule(ridge, iterations, false, may_refine ? &all.stages[i] : nullptr);
+/// `steps`: Chebyshev's or StepsAlongKeys.
+template <typename Next>
+Increments make_increments(double start, int last, double pace, Next&& next) {
+  Increments of{.last = last, .start = static_cast<float>(start)};
+  for (int i = 1; i <= last; ++i) {
+    const Coefficients weights = next(i);
+    of.m[i] = static_cast<float>(weights.m);
+    of.s[i] = static_cast<float>(weights.s / pace);
   }
-  if (converges && anew) {
-    const OneResidual one = one_residual(ridge);
-    if (one.all() <= iterations) all.of[kTwice] = make_anew(ridge, one, all.stages[0]);
+  return of;
+}
+inline Increments chebyshev_increments(double ridge, double top, int last, double pace) {
+  kernels::Schedule steps(Solver::chebyshev, top + ridge, ridge);
+  const double start = steps.start().s;
+  return make_increments(start, last, pace, [&](int i) { return steps.step(i); });
+}
+
+/// How many of those along the keys leave as little in the gradients as thirty of Chebyshev's.
+inline int enough_along_keys(double ridge) { return enough_steps(rate_of(ridge, 1)) + 2; }
+
+/// The steps of `like` and of refined chunks in this form. All have the pace that chunk_system's numbers have in them.
+inline IncrementSchedules make_increment_schedules(const Schedules& like, double ridge, std::int64_t iterations,
+                                                   bool refine) {
+  const double pace = static_cast<double>(like.of[kNot].pace);
+  IncrementSchedules all{.pace = like.of[kNot].pace, .ridge = like.of[kNot].ridge};
+  all.of[kNot] = chebyshev_increments(ridge, 1, like.of[kNot].last, pace);
+  for (int i = 0; i < like.reaches; ++i) {
+    const int last = like.of[kFirstReach + i].last;
+    all.of[kFirstReach + i] = chebyshev_increments(ridge, reach_of(ridge, last), last, pace);
   }
-  constexpr double kMargin = 1.005;  // for rounding, where traces and norms are found
-  const auto n = static_cast<double>(dim);
-  for (int i = 0; i < kReaches && early; ++i) {
-    const int fewer = kShortest + 2 * i;
-    const double reach = reach_of(ridge, fewer);
-    if (fewer >= all.of[kNot].last || reach >= 1) break;
-    all.of[kFirstReach + i] = make_schedule(ridge, fewer, true, nullptr, reach);
-    all.spread[i] = static_cast<float>(kMargin * spread_for(reach, n));
-    all.reaches = i + 1;
+  const int along = enough_along_keys(ridge), steps = static_cast<int>(iterations);
+  if (refine && iterations >= kBudget && ridge >= kUsualRidge && along <= steps) {
+    StepsAlongKeys keys(ridge);
+    all.of[kTwice] = make_increments(keys.start(), along, pace, [&](int) { return keys.step(); });
+  } else {
+    all.of[kTwice] = chebyshev_increments(ridge, 1, steps, pace);
   }
+  all.of[kEverywhere] = all.of[kTwice];
   return all;
 }
 
@@ -309,6 +334,9 @@ inline Schedules make_schedules(double ridge, std::int64_t iterations, bool refi
 ///
 /// (ω_i = 4/(4 − r²ω_{i-1}) with r = (1 − ρ)/(1 + ρ) makes 1 − ω_i = −r²ω_iω_{i-1}/4, and r²Ω²/4 is Ω − 1.) Only what
 /// every step needs is kept, in the registers of threads that have few: ρ is asked for where it is needed again.
+struct TokenWeights {
+  float m, s;
+};
 struct TokenSchedule {
   float a, b, v, q;
 
@@ -328,6 +356,11 @@ struct TokenSchedule {
     advance();
     q *= -v;
     return now;
+  }
+  /// m and s of the next step as Increments has them.
+  constexpr TokenWeights next_increment() {
+    advance();
+    return {.m = (1 - b) / v - 1, .s = 1 / v};
   }
   /// g of the last step.
   constexpr float grown(float rho) const { return -pace_of(rho) / q; }

@@ -291,6 +291,12 @@ __device__ __forceinline__ std::uint32_t multiply_half(std::uint32_t a, std::uin
   const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
   return *reinterpret_cast<const std::uint32_t*>(&product);
 }
+/// a b + c.
+__device__ __forceinline__ std::uint32_t multiply_add_half(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const __half2 sum = __hfma2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b),
+                              *reinterpret_cast<const __half2*>(&c));
+  return *reinterpret_cast<const std::uint32_t*>(&sum);
+}
 /// What `word` = pack(a, b) lost.
 __device__ __forceinline__ std::uint32_t pack_rest(float a, float b, std::uint32_t word) {
   return pack(a - low(word), b - high(word));

@@ -380,6 +380,10 @@ inline std::uint32_t multiply_half(std::uint32_t a, std::uint32_t b) {
   const float2 x = unpack_half(a), y = unpack_half(b);
   return pack_half(x.x * y.x, x.y * y.y);
 }
+inline std::uint32_t multiply_add_half(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const float2 x = unpack_half(a), y = unpack_half(b), z = unpack_half(c);
+  return pack_half(x.x * y.x + z.x, x.y * y.y + z.y);  // the product is a float
+}
 inline std::uint32_t pack_rest(float a, float b, std::uint32_t word) { return pack(a - low(word), b - high(word)); }
 
 }  // namespace gka::kernels::cuda::hopper
