@@ -132,7 +132,10 @@ class Mixer(parts.Marked):
 
 
 def positions_of(x: Tensor, length: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """Each token's place in its own sequence, [B, T]."""
+    """Each token's place in its own sequence, [B, T]; ``length``: how many tokens of each there have been."""
+    sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    if length is not None and length.dim() and len(length) != sequences:
+        raise ValueError(f"the state is of {len(length)} sequences, and x is of {sequences}.")
     here = torch.arange(x.shape[1], device=x.device)
     if cu_seqlens is not None:
         bounds = cu_seqlens.to(x.device, torch.long)
@@ -223,13 +226,13 @@ class Attention(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(Attention.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         heads, few = num_attention_heads, num_key_value_heads or num_attention_heads
         parts.divided(heads, few, "num_key_value_heads")
         size = head_dim or parts.divided(hidden_size, heads, "num_attention_heads")
-        parts.divided(size, 2, "head_dim / 2")
-        if sliding_window is not None:
-            parts.at_least("sliding_window", sliding_window, 1)
+        parts.rotary_size("head_dim", size)
+        parts.whole_numbers(1, sliding_window=sliding_window)
         self.heads, self.kv_heads, self.head_dim, self.window = heads, few, size, sliding_window
         biased = attention_bias or qkv_bias
         self.q_proj = nn.Linear(hidden_size, heads * size, bias=biased, **factory)
@@ -411,6 +414,7 @@ class GatedDeltaNet(_DeltaRule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(GatedDeltaNet.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         q_heads = num_q_heads or max(hidden_size // head_dim, 1)
         self.allow_neg_eigval = allow_neg_eigval
@@ -459,6 +463,7 @@ class DeltaNet(_DeltaRule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(DeltaNet.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         heads = num_heads or max(hidden_size // head_dim, 1)
         self.allow_neg_eigval = allow_neg_eigval
@@ -491,6 +496,7 @@ class KimiDeltaAttention(_DeltaRule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(KimiDeltaAttention.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         heads = num_heads or max(hidden_size // head_dim, 1)
         self.allow_neg_eigval = allow_neg_eigval
@@ -541,6 +547,9 @@ class MesaNet(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(MesaNet.__init__.__annotations__, locals())
+        if lambda_lower_bound >= 1:
+            raise ValueError(f"lambda_lower_bound is {lambda_lower_bound}; it takes a number below 1, where Λ begins.")
         factory = {"device": device, "dtype": dtype}
         self.head_dim = parts.head_size("a key", head_dim)
         self.heads = num_heads or max(hidden_size // head_dim, 1)
@@ -680,6 +689,7 @@ class GatedLinearAttention(_Adding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(GatedLinearAttention.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         norm = "g_norm_swish_gate" if use_gate else "g_norm"
         self._build(hidden_size, num_heads, expand_k, expand_v, conv_size, use_gate, norm, norm_eps, factory)
@@ -714,9 +724,11 @@ class RetNet(_Adding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(RetNet.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         norm = "g_norm_swish_gate" if use_gate else "g_norm"
         self._build(hidden_size, num_heads, expand_k, expand_v, 0, use_gate, norm, norm_eps, factory)
+        parts.rotary_size("a key of a head", self.key_dim)
         self.rotary = Rotary(self.key_dim, rope_theta)
         self.reset_parameters()
 
@@ -761,6 +773,7 @@ class LinearAttention(_Adding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(LinearAttention.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         parts.one_of("feature_map", feature_map, ("elementwise_product", *_FEATURE_MAPS))
         self._build(hidden_size, num_heads, expand_k, expand_v, 0, False, "norm", norm_eps, factory)
@@ -798,6 +811,7 @@ class Mamba2(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(Mamba2.__init__.__annotations__, locals(), may_be_none=())
         factory = {"device": device, "dtype": dtype}
         self.inner = parts.whole(expand, hidden_size, "expand", "hidden_size")
         self.heads = parts.divided(self.inner, head_dim, "head_dim")

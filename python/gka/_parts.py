@@ -1,8 +1,10 @@
 """The parts of gka.nn's layers: projections with a short convolution, shared heads, gated norms."""
 
 import copy
+import functools
 import math
-from typing import Literal
+from numbers import Integral, Real
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,15 +59,70 @@ def at_least(name: str, value: float, least: float) -> None:
 def whole_numbers(least: int, **values: int | None) -> None:
     """None: left out."""
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
             raise ValueError(f"{name} is {value!r}; it takes a whole number of at least {least}.")
+
+
+def numbers(least_of: dict[str, float], **values: float) -> None:
+    """Finite and above 0, or at least what ``least_of`` has for them."""
+    for name, value in values.items():
+        number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        least = least_of.get(name)
+        if not number or (value <= 0 if least is None else value < least):
+            takes = "above 0" if least is None else f"of at least {least}"
+            raise ValueError(f"{name} is {value!r}; it takes a number {takes}.")
+
+
+def flags(**values: bool) -> None:
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}; it takes True or False.")
+
+
+#: Numbers with a fraction that may be 0. All others are factors, which 0 would make nothing of.
+_MAY_BE_ZERO = dict.fromkeys(("norm_eps", "rms_norm_eps", "lambda_lower_bound"), 0)
+
+
+def check_arguments(
+    annotations: dict[str, object], given: dict[str, object], may_be_none: tuple[str, ...] = ("conv_size",)
+) -> None:
+    """Every number and every choice between two among ``given`` by its annotation, as a model's configuration is
+    checked (``models/ranges.cpp``). ``may_be_none``: whole numbers for which 0 is none."""
+    for name, annotation in annotations.items():
+        value = given.get(name)
+        if annotation is bool:
+            flags(**{name: value})
+        elif annotation is int:
+            whole_numbers(0 if name in may_be_none else 1, **{name: value})
+        elif annotation == int | None:
+            whole_numbers(0, **{name: value})
+        elif annotation is float:
+            numbers(_MAY_BE_ZERO, **{name: value})
+
+
+class Limits(NamedTuple):
+    """What the operators take at most."""
+
+    head: int  # channels of a key or value
+    conv_size: int
+    conv_head: int  # channels of a head that a convolution brings to unit length
+
+
+@functools.cache
+def limits() -> Limits:
+    return Limits(*torch.ops.gka.limits())
 
 
 def head_size(name: str, size: int) -> int:
     """Of keys or values, as the kernels take them."""
-    if not 1 <= size <= 256:
-        raise ValueError(f"{name} of a head has {size} channels; the memory takes 1 to 256.")
+    if not 1 <= size <= limits().head:
+        raise ValueError(f"{name} of a head has {size} channels; the memory takes 1 to {limits().head}.")
     return size
+
+
+def rotary_size(name: str, size: int) -> None:
+    if size % 2:
+        raise ValueError(f"{name} has {size} channels, and the rotary embedding turns them in pairs.")
 
 
 def no_gradient_of_a_step(x: Tensor) -> None:
@@ -137,6 +194,12 @@ class ShortConv(Marked):
         self, channels: int, width: int, head_dim: int, norm: L2Norm = "none", bias: bool = False, **factory: object
     ) -> None:
         super().__init__()
+        if width > limits().conv_size:
+            raise ValueError(f"conv_size is {width}; it takes at most {limits().conv_size}.")
+        if norm != "none" and head_dim > limits().conv_head:
+            raise ValueError(
+                f"a head has {head_dim} channels; behind a short convolution it takes 1 to {limits().conv_head}."
+            )
         self.weight = nn.Parameter(torch.empty(channels, 1, width, **factory))
         self.bias = nn.Parameter(torch.empty(channels, **factory)) if bias else None
         if bias:

@@ -105,6 +105,14 @@ def has_begun(run: Path) -> bool:
     return bool(list_checkpoints(run)) or bool(read_metrics(run))
 
 
+def is_finished(run: Path) -> bool:
+    """Of what is trained just now run.json says that it is running."""
+    try:
+        return json.loads((run / "run.json").read_text())["state"] == "finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def write_state(run: Path, state: str, steps: int, message: str = "") -> None:
     said = {"state": state, "steps": steps} | ({"message": message} if message else {})
     write_text(run / "run.json", json.dumps(said, indent=2) + "\n")

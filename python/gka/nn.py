@@ -114,14 +114,7 @@ class Config:
         names = {"beta_weight": BetaWeight, "solver_type": Solver, "ridge_mode": RidgeMode, "gradient": Gradient}
         for name, choices in names.items():
             parts.one_of(name, getattr(self, name), choices.__args__)
-        parts.whole_numbers(0, num_iter=self.num_iter, conv_size=self.conv_size, sketch_dim=self.sketch_dim)
-        parts.whole_numbers(0, kv_proj_rank=self.kv_proj_rank)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is bool and not isinstance(value, bool):
-                raise TypeError(f"{field.name} is {value!r}; it takes True or False.")
-        if not self.ridge_strength > 0:
-            raise ValueError(f"ridge_strength is {self.ridge_strength}; it takes a number above 0.")
+        parts.check_arguments(Config.__annotations__, vars(self), ("num_iter", "conv_size", "sketch_dim"))
 
 
 class GatedKalmaNet(Mixer):

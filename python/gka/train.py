@@ -602,18 +602,19 @@ def write_settings(plan: Plan, resume: bool) -> None:
 
 def train(plan: Plan, ranks: Ranks, *, resume: bool = False, timeout: float = 600.0) -> bool:
     """Trains into ``plan.run`` until the steps are done or a signal asks to stop. Returns whether it is finished."""
-    lock, begun = None, False
+    lock, entered, begun = None, False, False
     made: list[Path] = []  # folders, the deepest first
     watchdog = Watchdog(ranks.rank, ranks.size, timeout)
 
     def enter() -> None:
-        nonlocal lock
+        nonlocal lock, entered
         if resume and not folders.is_run(plan.run):
             raise RuntimeError(f"there is no run in '{plan.run}' to resume; leave out --resume to start one.")
         made.extend(folder for folder in (plan.run, *plan.run.parents) if not folder.exists())
         plan.run.mkdir(parents=True, exist_ok=True)
         lock = torch.classes.gka.RunLock(os.fspath(plan.run))
         check_folder(plan, resume)
+        entered = True
 
     try:
         ranks.on_first(enter)
@@ -625,7 +626,8 @@ def train(plan: Plan, ranks: Ranks, *, resume: bool = False, timeout: float = 60
         return finished
     except BaseException as error:
         if ranks.first and lock is not None:
-            note_failure(plan, lock, begun or folders.has_begun(plan.run), sentence_of(error))
+            # A run that was asked for something it cannot do stands as it did.
+            note_failure(plan, lock, begun or (entered and folders.has_begun(plan.run)), sentence_of(error))
         raise
     finally:
         folders.remove_empty(made)
@@ -633,8 +635,11 @@ def train(plan: Plan, ranks: Ranks, *, resume: bool = False, timeout: float = 60
 
 
 def note_failure(plan: Plan, lock: Any, begun: bool, sentence: str) -> None:
-    """Leaves no trace of a run that never began; notes in a run that did what went wrong."""
+    """Leaves no trace of a run that never began; notes in a run that did what went wrong. A finished run that could not
+    continue stays finished."""
     try:
+        if folders.is_finished(plan.run):
+            return
         if begun:
             folders.write_state(plan.run, "failed", plan.steps, sentence)
         elif not folders.is_run(plan.run):

@@ -117,7 +117,10 @@ Written written_as(const Arguments& arguments) {
 int run(const Arguments& arguments) {
   const fs::path source(arguments.source);
   const auto as = written_as(arguments);
-  if (!fs::exists(source)) throw std::runtime_error("there is no " + source.string());
+  if (!fs::exists(source)) {
+    throw std::runtime_error("there is no '" + source.string() +
+                             "'; SOURCE is a model's folder, a run or a .gguf file");
+  }
   const auto folder = new_folder(arguments.out);
   if (fs::is_regular_file(source) && !is_gguf(source)) {
     throw std::runtime_error(source.string() +

@@ -221,6 +221,9 @@ std::vector<Tokens> inputs_of(const Arguments& arguments, std::int64_t vocabular
 }
 
 int run(const Arguments& arguments) {
+  if (arguments.window == 1) {
+    throw std::runtime_error("--window is 1, and the first token of a window is not scored; it takes 2 or more");
+  }
   if (arguments.overlap >= arguments.window && arguments.overlap > 0) {
     throw std::runtime_error("--overlap is " + std::to_string(arguments.overlap) + " and must be below --window, " +
                              std::to_string(arguments.window));

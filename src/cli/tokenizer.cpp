@@ -50,6 +50,7 @@ int train_bpe(const Arguments& arguments) {
              train::short_bytes(static_cast<double>(reader.total_bytes()));
     });
   });
+  if (trainer.words() == 0) throw std::runtime_error("there is no text in what was read, so no tokenizer");
   const auto file = trainer.train([&](std::int64_t done, std::int64_t all) {
     line.show([&] { return std::to_string(done) + " of " + std::to_string(all) + " merges"; });
   });
