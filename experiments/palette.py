@@ -29,12 +29,12 @@ LOOKS = {
     "attention": Look(INK, "o", "--"),
     "linear": Look(GREY, "."),
     "mamba2": Look(ORANGE, "^"),
-    "mamba2-narrow": Look(ORANGE, "2", ":"),
+    "mamba2-narrow": Look(ORANGE, ">", ":"),
     "mamba": Look(BROWN, "*"),  # MambaVision's
     "gla": Look(GREEN, "P"),
     "deltanet": Look(SKY, "v"),
     "gdn": Look(BLUE, "s"),
-    "gdn-narrow": Look(BLUE, "4", ":"),
+    "gdn-narrow": Look(BLUE, "<", ":"),
     "kda": Look(PINK, "X"),
     "mesanet": Look(VIOLET, "p"),
     "gka": GKA,
@@ -42,6 +42,13 @@ LOOKS = {
     "gka-paper": Look(VERMILION, "d", (0, (4, 1))),
     "gka-no-beta": Look(VERMILION, "d", (0, (4, 1))),
 }
+
+# As `gka bench layer` names them.
+TITLES = {
+    "softmax attention": "attention", "linear attention": "linear", "Mamba2": "mamba2", "DeltaNet": "deltanet",
+    "gated linear attention": "gla", "Gated DeltaNet": "gdn", "Kimi Delta Attention": "kda", "MesaNet": "mesanet",
+    "Gated KalmaNet": "gka",
+}  # fmt: skip
 
 # For what is no layer: variants of one, solvers, directions. GKA's own colour is not among them.
 OTHERS = (
