@@ -1,4 +1,4 @@
-"""experiments/paired.py: the test counts all ways of choosing signs, and the interval is what that test does not refuse."""
+"""experiments/paired.py: the test counts all ways of choosing signs; the interval is what the test does not refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""experiments/palette.py: every layer of every figure has a look of its own, and is told apart by more than its colour."""
+"""experiments/palette.py: every layer of every figure has a look of its own, told by more than its colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from palette import GKA, LOOKS, OTHERS, TITLES
+from palette import GKA, LOOKS, OTHERS, TITLES  # noqa: E402
 
 
 def names(file: str, pattern: str) -> set[str]:
