@@ -13,6 +13,7 @@ from matplotlib.ticker import NullLocator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from console import write_atomically
 from palette import BLUE, GREEN, GREY, ORANGE, PINK, VERMILION
 
 COLOURS = {
@@ -136,4 +137,15 @@ def draw_divisors(results: dict, path: Path) -> None:
     _save(figure, path)
 
 
-PICTURES = {"residuals": draw_residuals, "gradients": draw_gradients, "divisors": draw_divisors}
+PICTURES = {  # with the parts of the results that each is of
+    "residuals": (draw_residuals, {"residuals"}),
+    "gradients": (draw_gradients, {"layer", "model"}),
+    "divisors": (draw_divisors, {"divisors"}),
+}
+
+
+def draw_all(results: dict, out: Path) -> None:
+    """The figures of which a part is there."""
+    for name, (draw, parts) in PICTURES.items():
+        if parts & results.keys():
+            write_atomically(out / f"{name}.png", lambda path, draw=draw: draw(results, path))
