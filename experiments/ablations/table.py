@@ -136,7 +136,7 @@ def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
     titles = {"gka": "GKA", "gdn": "Gated DeltaNet of the same state"}
     small = {"gka": "small-out", "gdn": "gdn-small"}
     kinds = kinds_of(next(run for run in runs["base"] if "measures" in run)["measures"]["held_out"])
-    figure, axes = plt.subplots(1, 1 + len(kinds), figsize=(16, 3.8), layout="constrained")
+    figure, axes = plt.subplots(1, 1 + len(kinds), figsize=(13, 3.6), layout="constrained")
     for axis, kind in zip(axes, (None, *kinds), strict=True):
         for layer, title in titles.items():
             colour, marker = LOOKS[layer].colour, LOOKS[layer].marker
@@ -156,7 +156,7 @@ def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
         axis.set(xscale="log", xlabel="ε of the output's norm", title=kind or "all tokens")
         axis.grid(alpha=0.25)
     axes[0].set(ylabel="held-out loss, nats a token")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
