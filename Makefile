@@ -38,7 +38,7 @@ test: build lint test-setup ## Run every check there is: formatting, C++ tests, 
 	@echo "==> Python tests, command line, installation and examples"
 	@OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests --numprocesses $(JOBS) --dist loadfile
 
-demo: build ## Store and recall pairs in four memories, then train four models to; tables and plots in out/
+demo: build ## Compare recall in four memories, then train four models to recall; tables and plots in out/
 	@$(STAGE) "Demo: recall" $(PYTHON) experiments/recall/run.py
 	@$(STAGE) "Demo: learning to recall (MQAR)" $(PYTHON) experiments/mqar/demo.py
 
@@ -51,7 +51,7 @@ bench: build ## Measure this machine and write docs/benchmarks.md
 	@if $(PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 	  $(STAGE) "Benchmark: GPU" $(PYTHON) bench/gpu.py; fi
 
-asan: setup ## Build and test the kernels and what reads files under the sanitizers
+asan: setup ## Build and test the kernels and the code that reads files under the sanitizers
 	$(check_under_sanitizers)
 
 fuzz: setup ## Fuzz everything that reads files for MINUTES=n

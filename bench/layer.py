@@ -19,9 +19,9 @@ from common import ROOT, gka_rows, markdown, write_section
 
 sys.path.insert(0, str(ROOT / "python" / "gka"))
 import _plot
+from palette import GREY, LOOKS, TITLES, Look
 
 GLA = "gated linear attention"
-MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 LAYERS = "*,DN,GDN,M2,KDA,GLA,GKA"  # all that have kernels on a GPU
 ON_A_CPU = ["--batch", "1", "--heads", "2", "--head-dim", "64", "--repetitions", "5"]
 CPU_LENGTHS = "256,512,1k,2k,4k"
@@ -47,16 +47,10 @@ def draw(told: dict, output: Path) -> None:
     lengths = sorted({row["length"] for row in told["rows"]})
     with plt.rc_context(_plot.STYLE):
         figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-        for i, (name, points) in enumerate(curves(told).items()):
-            axes.plot(
-                points.keys(),
-                points.values(),
-                marker=MARKERS[i % len(MARKERS)],
-                markersize=5,
-                linewidth=1.8,
-                color=_plot.COLOURS[i % len(_plot.COLOURS)],
-                label=name,
-            )
+        for name, points in curves(told).items():
+            look = LOOKS[TITLES[name]] if name in TITLES else Look(GREY, "o")
+            width = 2.6 if name == "Gated KalmaNet" else 1.8
+            axes.plot(points.keys(), points.values(), **look.style, markersize=5.5, linewidth=width, label=name)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])

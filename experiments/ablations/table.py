@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "experiments" / "lm")]
 
 from console import write_atomically  # noqa: E402
-from report import average, markdown, number, seeds, speed  # noqa: E402
+from palette import BLUE, GKA, GREY, LOOKS, OTHERS, Look  # noqa: E402
+from report import KINDS, average, markdown, number, seeds, speed  # noqa: E402
 from sweep import Results  # noqa: E402
 
 Runs = dict[str, list[dict]]
@@ -92,11 +93,17 @@ def draw(runs: Runs, variants: dict, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
-    for name in ("base", "constant"):
+    for name, colour in (("base", GKA.colour), ("constant", BLUE)):
         for run in runs.get(name, [])[:1]:
             steps = [point[0] for point in run["curve"]]
             for axis, place in zip(axes, (1, 2), strict=True):
-                axis.plot(steps, [point[place] for point in run["curve"]], label=variants[name].title, linewidth=1)
+                axis.plot(
+                    steps,
+                    [point[place] for point in run["curve"]],
+                    color=colour,
+                    label=variants[name].title,
+                    linewidth=1,
+                )
     axes[0].set(xlabel="step", ylabel="training loss")
     axes[1].set(xlabel="step", ylabel="length of the gradient, the largest of neighbouring steps", yscale="log")
     axes[0].legend()
@@ -129,9 +136,10 @@ def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
     titles = {"gka": "GKA", "gdn": "Gated DeltaNet of the same state"}
     small = {"gka": "small-out", "gdn": "gdn-small"}
     kinds = kinds_of(next(run for run in runs["base"] if "measures" in run)["measures"]["held_out"])
-    figure, axes = plt.subplots(1, 1 + len(kinds), figsize=(16, 3.8), layout="constrained")
+    figure, axes = plt.subplots(1, 1 + len(kinds), figsize=(13, 3.6), layout="constrained")
     for axis, kind in zip(axes, (None, *kinds), strict=True):
-        for (layer, title), colour in zip(titles.items(), ("tab:red", "tab:blue"), strict=True):
+        for layer, title in titles.items():
+            colour, marker = LOOKS[layer].colour, LOOKS[layer].marker
             points: dict[float, list[float]] = {}
             for name, many in runs.items():
                 if variants[name].layer == layer and (eps := eps_of(variants[name])) is not None:
@@ -140,14 +148,15 @@ def draw_eps(runs: Runs, variants: dict, path: Path) -> None:
             where = sorted(points)
             axis.plot(where, [statistics.fmean(points[eps]) for eps in where], color=colour, label=title)
             for eps in where:
-                axis.plot([eps] * len(points[eps]), points[eps], "o", color=colour, markersize=4)
+                axis.plot([eps] * len(points[eps]), points[eps], marker, color=colour, markersize=5)
             held = [run["measures"]["held_out"] for run in runs.get(small[layer], []) if "measures" in run]
             if held:
                 beside = average(held, lambda h, kind=kind: (h["kind"][kind] if kind else h["all"])["loss"])
                 axis.axhline(beside, color=colour, linestyle="--", label=f"{title}, small output projection at first")
         axis.set(xscale="log", xlabel="ε of the output's norm", title=kind or "all tokens")
-    axes[0].set(ylabel="held-out loss")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+        axis.grid(alpha=0.25)
+    axes[0].set(ylabel="held-out loss, nats a token")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -170,25 +179,38 @@ def draw_positions(runs: Runs, variants: dict, path: Path) -> None:
 
         return average(held[name], loss) - average(held["base"], loss)
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.6), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 6.2), layout="constrained", width_ratios=(1, 1.2))
     others = [name for name in held if eps_of(variants[name]) is None]
-    left.set_prop_cycle(color=plt.get_cmap("tab20").colors[::2] + plt.get_cmap("tab20").colors[1::2])
+    ends = [int(place.split("-")[1]) + 1 for place in places]
     for i, name in enumerate(others):
         title = f"{variants[name].title}: {average(held[name], lambda h: h['all']['loss']):.3f}"
-        ends = [int(place.split("-")[1]) + 1 for place in places]
-        (line,) = left.plot(ends, [apart(name, "position", p) for p in places], marker="o", markersize=3, label=title)
-        beside = [place + 0.1 * (i - (len(others) - 1) / 2) for place in range(len(kinds))]
+        look = looks(variants, others)[name]
+        left.plot(ends, [apart(name, "position", p) for p in places], **look.style, markersize=5, label=title)
+        beside = [place + 0.75 * ((i + 0.5) / len(others) - 0.5) for place in range(len(kinds))]
         losses = [apart(name, "kind", kind) for kind in kinds]
-        right.plot(beside, losses, marker="o", linestyle="", color=line.get_color())
+        right.plot(beside, losses, **(look.style | {"linestyle": ""}), markersize=7)
     own = average(held["base"], lambda h: h["all"]["loss"])
-    left.axhline(0, color="grey", linewidth=1, label=f"{variants['base'].title}: {own:.3f}")
-    right.axhline(0, color="grey", linewidth=1)
-    left.set(xlabel="position in the context, up to", ylabel="held-out loss less the released form's", xscale="log")
-    right.set(xlabel="the pair stood earlier in the context")
-    right.set_xticks(range(len(kinds)), [kind.removeprefix("seen ") for kind in kinds])
-    figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=120)
+    left.axhline(0, color=GKA.colour, linewidth=1.4, label=f"{variants['base'].title}: {own:.3f}")
+    right.axhline(0, color=GKA.colour, linewidth=1.4)
+    left.set(xlabel="position in the context, up to", ylabel="held-out loss less the released form's, nats a token")
+    left.set_xscale("log", base=2)
+    right.set(xlabel="how many tokens back the pair stood before")
+    right.set_xticks(range(len(kinds)), [KINDS.get(kind, kind) for kind in kinds])
+    for axis in (left, right):
+        axis.grid(alpha=0.25)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    figure.savefig(path, dpi=140)
     plt.close(figure)
+
+
+def looks(variants: dict, names: list[str]) -> dict[str, Look]:
+    """Another layer has its own look, the first of its kind alone; variants of GKA, and what is left, the others."""
+    found: dict[str, Look] = {}
+    free = [look for look in OTHERS if look.colour not in {LOOKS[variants[name].layer].colour for name in names}]
+    for name in names:
+        own = LOOKS[variants[name].layer]
+        found[name] = own if own is not GKA and own not in found.values() else free.pop(0) if free else Look(GREY, "o")
+    return found
 
 
 def write_report(results: Results, variants: dict, folder: Path) -> None:

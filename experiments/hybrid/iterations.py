@@ -32,6 +32,7 @@ from run import PROGRAM, ROOT, TASKS
 sys.path.insert(0, str(ROOT / "experiments"))
 
 from console import Progress, read_lines, run_program, table, write_atomically
+from palette import GKA, GREY, OTHERS
 
 HERE = Path(__file__).resolve().parent
 FILE = "iterations.jsonl"
@@ -268,7 +269,7 @@ def draw(results: dict, out: Path) -> None:
     figure, axes = plt.subplots(1, len(panels), figsize=(13, 3.2))
     for axis, (key, title) in zip(axes, panels.items(), strict=True):
         values, errors = ([row[key][what] for row in rows] for what in ("value", "stderr"))
-        axis.errorbar(places, values, yerr=errors, color="#c21f1f", marker="o", markersize=4, linewidth=2, capsize=3)
+        axis.errorbar(places, values, yerr=errors, color=GKA.colour, marker="o", markersize=4, linewidth=2, capsize=3)
         axis.set_xticks(places, [str(row["steps"]) for row in rows])
         axis.set(title=title, xlabel="solver steps at inference")
         axis.title.set_fontsize(10)
@@ -279,14 +280,14 @@ def draw(results: dict, out: Path) -> None:
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True)
     for axis, (key, title) in zip(axes, MEASURES.items(), strict=True):
-        for (kind, curves), colour in zip(results["curves"].items(), ("#c21f1f", "#3f7fb5"), strict=True):
+        for (kind, curves), look in zip(results["curves"].items(), (GKA, OTHERS[0]), strict=True):
             mean, value, error = ([point[what] for point in curves[key]] for what in ("mean", "value", "stderr"))
             label = f"{kind}: {results['groups'][kind][f'ranks_by_{key}']:.2f}"
-            axis.errorbar(mean, value, yerr=error, color=colour, marker="o", markersize=4, capsize=3, label=label)
+            axis.errorbar(mean, value, yerr=error, **look.style, markersize=4, capsize=3, label=label)
         axis.set(xlabel=title)
         axis.legend(frameon=False, fontsize=9, title="a right one ranks above a wrong one", title_fontsize=8)
         axis.grid(alpha=0.25)
-    axes[1].plot([0, 1], [0, 1], color="#bbbbbb", linewidth=1, linestyle=":")
+    axes[1].plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
     axes[0].set(ylabel="share that is right", ylim=(-0.03, 1.03))
     figure.tight_layout()
     write_atomically(out / "certainty.png", lambda path: figure.savefig(path, dpi=130))

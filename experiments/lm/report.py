@@ -14,6 +14,7 @@ from sweep import ROOT, Results
 sys.path.insert(0, str(ROOT / "experiments"))
 
 from console import write_atomically
+from palette import LOOKS
 
 CHOICES = {  # the metric that the paper's table has
     "arc_challenge": "acc_norm", "arc_easy": "acc", "boolq": "acc", "copa": "acc", "hellaswag": "acc_norm",
@@ -21,6 +22,12 @@ CHOICES = {  # the metric that the paper's table has
     "squad": "contains", "rfc_headers": "contains",
 }  # fmt: skip
 Group = tuple[str, str, str, int]  # size, corpus, match, millions of tokens
+KINDS = {
+    "seen within 64": "up to 64",
+    "seen within 512": "65 to 512",
+    "seen beyond 512": "beyond 512",
+    "rest": "the rest",
+}
 FIRST = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16))  # positions
 
 
@@ -177,34 +184,39 @@ def rates(results: Results, group: Group) -> str:
 
 
 def draw(layers: dict[str, list[dict]], title: str, path: Path) -> None:
+    """Layers as published, means over their seeds; other ε have a figure in experiments/ablations."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(16, 4.6), layout="constrained")
-    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(layer.split("-eps")[0] for layer in layers))}
-    styles = {"": ("-", "o"), "-eps": (":", "v"), "-eps-1e-4": ("--", "s"), "-eps-1e-3": ("-.", "D")}
-    for i, (layer, runs) in enumerate(layers.items()):
-        held = runs[0]["measures"]["held_out"]
-        usual = layer.split("-eps")[0]
-        line, marker = styles[layer.removeprefix(usual)]  # the same colour with another ε
-        look = {"label": LAYERS[layer].title, "color": colours[usual]}
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.8), layout="constrained")
+    published = {layer: runs for layer, runs in layers.items() if layer in LOOKS}
+    for i, (layer, runs) in enumerate(published.items()):
+        held = [run["measures"]["held_out"] for run in runs]
+        look, label = LOOKS[layer], LAYERS[layer].title
+        wide = {"linewidth": 2.2 if layer == "gka" else 1.3, "zorder": 3 if layer == "gka" else 2}
         curve = runs[0]["curve"]
-        axes[0].plot([point[0] for point in curve], [point[1] for point in curve], linestyle=line, linewidth=1, **look)
-        places = [int(key.split("-")[1]) + 1 for key in held["position"]]
-        axes[1].plot(places, list(held["position"].values()), marker=marker, markersize=3, linestyle=line, **look)
-        kinds = [kind for kind in held["kind"] if kind != "seen" and held["kind"][kind]["loss"] is not None]
-        beside = [place + 0.8 * ((i + 0.5) / len(layers) - 0.5) for place in range(len(kinds))]  # dots hide no dots
-        seen = [held["kind"][kind]["loss"] for kind in kinds]
-        axes[2].plot(beside, seen, marker=marker, markersize=5, linestyle="", **look)
-        axes[2].set_xticks(range(len(kinds)), [kind.removeprefix("seen ") for kind in kinds])
-    axes[0].set(xlabel="step", ylabel="training loss")
-    axes[1].set(xlabel="position in the context, up to", ylabel="held-out loss", xscale="log")
-    axes[2].set(ylabel="held-out loss", xlabel="the pair stood earlier in the context")
-    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+        axes[0].plot([point[0] for point in curve], [point[1] for point in curve],
+                     color=look.colour, linestyle=look.line, linewidth=wide["linewidth"] / 1.6)  # fmt: skip
+        places = list(held[0]["position"])
+        losses = [average(held, lambda h, place=place: h["position"][place]) for place in places]
+        ends = [int(place.split("-")[1]) + 1 for place in places]
+        axes[1].plot(ends, losses, **look.style, **wide, markersize=5, label=label)
+        kinds = [kind for kind in held[0]["kind"] if kind != "seen" and held[0]["kind"][kind]["loss"] is not None]
+        beside = [place + 0.7 * ((i + 0.5) / len(published) - 0.5) for place in range(len(kinds))]  # dots hide no dots
+        seen = [average(held, lambda h, kind=kind: h["kind"][kind]["loss"]) for kind in kinds]
+        axes[2].plot(beside, seen, **(look.style | {"linestyle": ""}), markersize=7)
+        axes[2].set_xticks(range(len(kinds)), [KINDS.get(kind, kind) for kind in kinds])
+    axes[0].set(xlabel="step", ylabel="training loss, nats a token")
+    axes[1].set(xlabel="position in the context, up to", ylabel="held-out loss, nats a token")
+    axes[1].set_xscale("log", base=2)
+    axes[2].set(ylabel="held-out loss, nats a token", xlabel="how many tokens back the pair stood before")
+    for axis in axes:
+        axis.grid(alpha=0.25)
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=140)
     plt.close(figure)
 
 

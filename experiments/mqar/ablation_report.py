@@ -1,4 +1,5 @@
-"""ablations.md and its figures: recall of each variant, a dot a seed, and how smoothly a constant λ learns."""
+"""ablations.md and its figures: recall of each variant, a dot a seed, and how far it is from GKA's with the same seeds;
+how smoothly a constant λ learns."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ from matplotlib import pyplot as plt
 sys.path.insert(0, str(ROOT / "experiments"))
 
 from console import write_atomically
+from paired import Paired, compare
+from palette import BLUE, GKA, GREEN, GREY, INK, PINK
 
 USUAL = "gka"
-RIDGES = {USUAL: "#c21f1f", "constant": "#3f7fb5", "constant-0.02": "#7b5ea7", "constant-exact": "#9ab973"}
-RATE_COLOURS = ("#c21f1f", "#3f7fb5", "#9ab973", "#c2a01e")
+RIDGES = {USUAL: GKA.colour, "constant": BLUE, "constant-0.02": PINK, "constant-exact": GREEN}
 
 Runs = dict[str, list[dict]]  # of a variant, by seed
 
@@ -48,14 +50,23 @@ def recalled(runs: list[dict]) -> list[float]:
     return [run["accuracy"] for run in runs]
 
 
-def against(runs: list[dict], usual: list[dict]) -> str:
-    """Whether every seed lies on one side of every seed of GKA; one seed says nothing."""
-    mine, its = recalled(runs), recalled(usual)
-    if runs is usual or min(len(mine), len(its)) < 2:
-        return ""
-    if min(mine) > max(its):
-        return "above"
-    return "below" if max(mine) < min(its) else "among them"
+def by_seed(runs: list[dict]) -> dict[int, float]:
+    return {run["seed"]: run["accuracy"] for run in runs}
+
+
+def against(runs: list[dict], usual: list[dict]) -> Paired | None:
+    """Its recall less that of GKA with the same seeds."""
+    return None if runs is usual else compare(by_seed(runs), by_seed(usual))
+
+
+def in_words(apart: Paired | None) -> list[str]:
+    """Seeds, mean difference, its interval, how likely by chance; what too few seeds do not say is left open."""
+    if not apart:
+        return ["", "", "", ""]
+    held, p = "–", "–"
+    if apart.interval:
+        held, p = f"{apart.interval[0]:+.3f} to {apart.interval[1]:+.3f}", f"{apart.p:.2f}"
+    return [str(apart.seeds), f"{apart.mean:+.3f}", held, p]
 
 
 def step_time(runs: list[dict]) -> str:
@@ -68,9 +79,10 @@ def recall_table(runs: Runs, variants: dict[str, Layer]) -> str:
     rows = []
     for name, some in runs.items():
         seeds = ", ".join(f"{run['accuracy']:.3f} ({run['seed']})" for run in some)
-        place = against(some, runs.get(USUAL, []))
-        rows.append([variants[name].title, seeds, f"{statistics.median(recalled(some)):.3f}", place, step_time(some)])
-    return markdown(["variant", "recall (seed)", "median", "its seeds and those of GKA", "CPU, ms a step"], rows)
+        apart = in_words(against(some, runs.get(USUAL, [])))
+        rows.append([variants[name].title, seeds, f"{statistics.fmean(recalled(some)):.3f}", *apart, step_time(some)])
+    compared = ["pairs of seeds", "less GKA's", "95% interval", "p"]
+    return markdown(["variant", "recall (seed)", "mean", *compared, "CPU, ms a step"], rows)
 
 
 def gradient_table(runs: Runs, variants: dict[str, Layer]) -> str:
@@ -114,45 +126,71 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
 
 
 def draw_recall(runs: list[dict], variants: dict[str, Layer], path: Path) -> None:
-    """A panel a rate; a dot a seed, a stroke for the median, and the seeds of GKA as a band behind all."""
+    """Two panels a rate: a dot a seed with a stroke for their mean; how far from GKA with the same seeds."""
     rates, names = rates_of(runs), [name for name in variants if any(run["layer"] == name for run in runs)]
-    shape = {"figsize": (3.4 + 4.0 * len(rates), 0.9 + 0.32 * len(names)), "sharey": True, "squeeze": False}
-    figure, panels = plt.subplots(1, len(rates), layout="constrained", **shape)
-    for panel, rate, colour in zip(panels[0], rates, RATE_COLOURS, strict=False):
-        found = at_rate(runs, rate, names)
-        if USUAL in found:
-            usual = recalled(found[USUAL])
-            panel.axvspan(min(usual), max(usual), color="#c21f1f", alpha=0.12, linewidth=0)
+    shape = {"figsize": (3.3 + 7.2 * len(rates), 1.1 + 0.29 * len(names)), "sharey": True, "squeeze": False}
+    figure, panels = plt.subplots(1, 2 * len(rates), layout="constrained", **shape)
+    for i, rate in enumerate(rates):
+        found, (left, right) = at_rate(runs, rate, names), panels[0][2 * i : 2 * i + 2]
         for name, some in found.items():
-            place, accuracies = names.index(name), recalled(some)
-            panel.plot(accuracies, [place] * len(accuracies), "o", color=colour, markersize=4.5, alpha=0.75)
-            median = statistics.median(accuracies)
-            panel.plot([median, median], [place - 0.3, place + 0.3], color="#333333", linewidth=1.6)
-        panel.set(xlabel="recall accuracy", title=f"learning rate {rate:g}", xlim=(-0.02, None))
-        panel.grid(alpha=0.25)
+            place, colour = names.index(name), GKA.colour if name == USUAL else BLUE
+            _seeds(left, place, recalled(some), colour)
+            if apart := against(some, found.get(USUAL, [])):
+                _difference(right, place, apart)
+        left.set(xlabel="recall accuracy", title=f"each seed, and their mean (learning rate {rate:g})")
+        left.set_xlim(left=-0.02)
+        right.set(xlabel="recall less GKA's with the same seeds", title="mean, 95% interval (hollow: too few seeds)")
+        right.axvline(0, color=GKA.colour, linewidth=1.2, zorder=0)
+        for panel in (left, right):
+            panel.grid(alpha=0.25)
+            panel.title.set_fontsize(10)
     panels[0][0].set_yticks(range(len(names)), [variants[name].title for name in names], fontsize=9)
     panels[0][0].invert_yaxis()
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
+def _seeds(panel: plt.Axes, place: int, accuracies: list[float], colour: str) -> None:
+    panel.plot(accuracies, [place] * len(accuracies), "o", color=colour, markersize=4.5, alpha=0.7)
+    mean = statistics.fmean(accuracies)
+    panel.plot([mean, mean], [place - 0.32, place + 0.32], color=INK, linewidth=1.8)
+
+
+def _difference(panel: plt.Axes, place: int, apart: Paired) -> None:
+    """Dark: the interval leaves 0 out. Its seeds in number, where they tell how much to believe."""
+    colour = INK if apart.seen else GREY
+    if apart.interval:
+        panel.plot(apart.interval, [place, place], color=colour, linewidth=2.2, solid_capstyle="butt")
+    hollow = {} if apart.interval else {"markerfacecolor": "white"}
+    panel.plot([apart.mean], [place], "D", color=colour, markersize=5, **hollow)
+    panel.annotate(f"n = {apart.seeds}", (1.02, place), xycoords=("axes fraction", "data"), fontsize=8, color=INK,
+                   va="center")  # fmt: skip
+
+
 def draw_ridges(runs: Runs, variants: dict[str, Layer], path: Path) -> None:
-    """How the adaptive and the constant ridge learn: a thin line a seed."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
-    for name, some in runs.items():
-        for i, run in enumerate(some):
-            steps, loss, gradient = zip(*run["learning"], strict=True)
-            for panel, curve in zip(panels, (loss, gradient), strict=True):
-                label = variants[name].title if i == 0 else None
-                panel.plot(steps, curve, color=RIDGES[name], linewidth=0.9, alpha=0.8, label=label)
+    """How the adaptive and each constant ridge learn: a column each, a line a seed; behind the others, faint, GKA's."""
+    shape = {"figsize": (0.6 + 2.9 * len(runs), 5.0), "sharex": True, "sharey": "row", "squeeze": False}
+    figure, rows = plt.subplots(2, len(runs), layout="constrained", **shape)
+    for column, (name, some) in enumerate(runs.items()):
+        behind = runs.get(USUAL, []) if name != USUAL else []
+        for row, measure in zip(rows, (1, 2), strict=True):
+            for run in behind:
+                row[column].plot(*_curve(run, measure), color=GKA.colour, linewidth=0.7, alpha=0.25)
+            for run in some:
+                row[column].plot(*_curve(run, measure), color=RIDGES[name], linewidth=0.9, alpha=0.85)
+            row[column].grid(alpha=0.25)
+        rows[0][column].set_title(f"{variants[name].title}\n({len(some)} seeds)", fontsize=9)
+        rows[1][column].set_xlabel("step")
     together = next(iter(runs.values()))[0]["learning"][0][0]
-    panels[0].set(xlabel="step", ylabel=f"training loss, mean of {together} steps")
-    panels[1].set(xlabel="step", ylabel=f"longest gradient of {together} steps", yscale="log")
-    for panel in panels:
-        panel.grid(alpha=0.25)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), fontsize=9)
+    rows[0][0].set_ylabel(f"loss, mean of {together} steps")
+    rows[1][0].set(ylabel=f"longest gradient of {together} steps", yscale="log")
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _curve(run: dict, measure: int) -> tuple[list[float], list[float]]:
+    """Steps, and the mean loss (1) or the longest gradient (2) of those before each."""
+    return [point[0] for point in run["learning"]], [point[measure] for point in run["learning"]]
 
 
 def keep_figure(path: Path, draw: Callable[[Path], None]) -> str:

@@ -150,17 +150,20 @@ def draw(trainings: list[Training], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from plot import COLOURS
+    from palette import LOOKS
 
     figure, panel = plt.subplots(figsize=(7.2, 4.2))
     for training in trainings:
         tokens, accuracy = zip(*training.curve, strict=True)
-        ours = training.layer.name.startswith("gka")
+        ours, look = training.layer.name.startswith("gka"), LOOKS[training.layer.name.replace("gka-plain", "gka")]
         panel.plot(
             [t / 1e6 for t in tokens],
             accuracy,
             label=f"{training.layer.title}  {accuracy[-1]:.1%}",
-            color=COLOURS[training.layer.name],
+            color=look.colour,
+            marker=look.marker,
+            markersize=5,
+            markevery=3,
             linewidth=2.6 if ours else 1.6,
             linestyle="-" if training.layer.constant_memory else "--",
         )

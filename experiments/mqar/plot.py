@@ -4,35 +4,29 @@ where curves that touch 1 part; a panel per size, a line per layer through the m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
+from run import ROOT
 
 from layers import LAYERS
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+sys.path.insert(0, str(ROOT / "experiments"))
+
+from palette import FAINT, LOOKS
+
 LEAST_MISSED = 1e-4  # answers of which so few are wrong are too few to tell apart
-COLOURS = {
-    "attention": "#555555",
-    "mamba2": "#c2a01e",
-    "mamba2-narrow": "#e3d08a",
-    "gla": "#9ab973",
-    "deltanet": "#7fb2d6",
-    "gdn": "#3f7fb5",
-    "kda": "#7b5ea7",
-    "mesanet": "#d98c5f",
-    "gka-plain": "#e06666",
-    "gka": "#c21f1f",
-}
 
 
 def draw(summary: list[dict], path: Path, heads: int = 1) -> None:
     sizes = sorted({(cell["tokens"], cell["pairs"]) for cell in summary})
-    shape = {"figsize": (4.2 * len(sizes) + 2.6, 10.6), "sharey": "row", "squeeze": False}
-    figure, rows = plt.subplots(3, len(sizes), **shape)
+    shape = {"figsize": (4.4 * len(sizes), 11.0), "sharey": "row", "squeeze": False}
+    figure, rows = plt.subplots(3, len(sizes), layout="constrained", **shape)
     for i, (tokens, pairs) in enumerate(sizes):
         of_size = [c for c in summary if (c["tokens"], c["pairs"]) == (tokens, pairs)]
         above, below, last = rows[0][i], rows[1][i], rows[2][i]
@@ -45,7 +39,7 @@ def draw(summary: list[dict], path: Path, heads: int = 1) -> None:
             _line(last, name, [c["width"] for c in cells], cells, missed)
             if layer.memory:
                 _line(below, name, [layer.memory(c["width"], heads) for c in cells], cells)
-        above.axvline(pairs, color="#bbbbbb", linewidth=0.8, linestyle=":")
+        above.axvline(pairs, color=FAINT, linewidth=0.8, linestyle=":")
         widths = sorted({cell["width"] for cell in summary})
         for panel in (above, last):
             panel.set_xscale("log", base=2)
@@ -64,11 +58,10 @@ def draw(summary: list[dict], path: Path, heads: int = 1) -> None:
     for panel in rows[0]:
         shown |= {title: line for line, title in zip(*panel.get_legend_handles_labels(), strict=True)}
     titles = [layer.title for layer in LAYERS.values() if layer.title in shown]
-    place = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5), "frameon": False, "fontsize": 9}
-    rows[0][-1].legend([shown[title] for title in titles], titles, **place)
+    place = {"loc": "outside lower center", "ncols": 3 if len(sizes) > 1 else 2, "frameon": False, "fontsize": 9}
+    figure.legend([shown[title] for title in titles], titles, **place)
     number = "one head" if heads == 1 else f"{heads} heads"
     figure.suptitle(f"Multi-query associative recall, two layers of {number}", fontsize=12)
-    figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -80,15 +73,10 @@ def missed(accuracy: float) -> float:
 def _line(
     panel: plt.Axes, name: str, x: list[float], cells: list[dict], shown: Callable[[float], float] = float
 ) -> None:
-    ours = name.startswith("gka")
-    panel.plot(
-        x,
-        [shown(c["median"]) for c in cells],
-        color=COLOURS[name],
-        label=LAYERS[name].title,
-        linewidth=2.4 if ours else 1.5,
-        linestyle="-" if LAYERS[name].constant_memory else "--",
-        zorder=3 if ours else 2,
-    )
+    look = LOOKS[name]
+    width = 2.4 if name == "gka" else 1.5
+    order = 3 if name.startswith("gka") else 2
+    medians = [shown(cell["median"]) for cell in cells]
+    panel.plot(x, medians, **look.style, label=LAYERS[name].title, linewidth=width, markersize=5, zorder=order)
     dots = [(place, shown(accuracy)) for place, cell in zip(x, cells, strict=True) for accuracy in cell["accuracies"]]
-    panel.plot(*zip(*dots, strict=True), color=COLOURS[name], marker="o", markersize=3.5, linestyle="", alpha=0.7)
+    panel.plot(*zip(*dots, strict=True), color=look.colour, marker=".", markersize=4, linestyle="", alpha=0.6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,15 +14,19 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 
-INK, FAINT, PAPER = "#1b1f24", "#6b7280", "#ffffff"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from palette import FAINT, GKA, LOOKS
+
+INK, QUIET, PAPER = "#1b1f24", "#6b7280", "#ffffff"
 
 # Memory, label, colour, line, width: drawn in this order, the subject last and strongest.
 LINES = (
-    ("linear", "linear attention", "#9aa3af", "-", 1.8),
-    ("deltanet", "DeltaNet", "#e8963c", "-", 2.6),
-    ("gdn", "Gated DeltaNet", "#8a4b08", (0, (2, 3)), 2.0),
-    ("deltanet_wide", "DeltaNet, wide keys", "#e8963c", (0, (5, 2)), 1.6),
-    ("gka", "Gated KalmaNet", "#1f5fd0", "-", 3.2),
+    ("linear", "linear attention", LOOKS["linear"].colour, "-", 1.8),
+    ("deltanet", "DeltaNet", LOOKS["deltanet"].colour, "-", 2.6),
+    ("gdn", "Gated DeltaNet", LOOKS["gdn"].colour, (0, (2, 3)), 2.0),
+    ("deltanet_wide", "DeltaNet, wide keys", LOOKS["deltanet"].colour, (0, (5, 2)), 1.6),
+    ("gka", "Gated KalmaNet", GKA.colour, "-", 3.2),
 )
 
 COUNTED = ("deltanet", "deltanet_wide", "gka")  # lines with a dot and a number where they reach the blur
@@ -64,8 +69,8 @@ def mark_held(ax: Axes, held: float, blur: float, colour: str) -> None:
 
 def draw_panel(ax: Axes, data: dict, panel: str, title: str) -> None:
     pairs, dim = data["pairs"], data["dim"]
-    ax.axvline(dim, color="#d5d9e0", linewidth=1, zorder=0)
-    ax.axhline(data["blur"], color="#d5d9e0", linewidth=1, zorder=0)
+    ax.axvline(dim, color=FAINT, linewidth=1, zorder=0)
+    ax.axhline(data["blur"], color=FAINT, linewidth=1, zorder=0)
     for key, _, colour, dashes, width in LINES:
         rows = data["panels"][panel][key]
         ax.fill_between(pairs, [r["low"] for r in rows], [r["high"] for r in rows], color=colour, alpha=0.12, lw=0)
@@ -80,7 +85,7 @@ def draw_panel(ax: Axes, data: dict, panel: str, title: str) -> None:
     ax.set_xticks([0, dim // 2, dim, 3 * dim // 2, 2 * dim])
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
     ax.set_xlabel("pairs stored", color=INK, fontsize=10.5)
-    ax.tick_params(length=0, colors=FAINT, labelsize=10)
+    ax.tick_params(length=0, colors=QUIET, labelsize=10)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     ax.spines["bottom"].set_color("#c4c9d1")
@@ -125,13 +130,13 @@ def draw(data: dict, path: Path) -> None:
         draw_panel(right, data, "distracting tokens after", after)
         left.set_ylabel("recall error", color=INK, fontsize=10.5)
         label_ends(right, data, "distracting tokens after")
-        left.text(data["dim"], 1.0, " one pair per key dimension", fontsize=8.8, color=FAINT, va="top")
+        left.text(data["dim"], 1.0, " one pair per key dimension", fontsize=8.8, color=QUIET, va="top")
         figure.text(0.02, 0.948, headline(data), fontsize=15.5, fontweight="bold", color=INK, va="center")
         subtitle = (
             "Recall error (0: perfect, 1: forgotten) of random key-value pairs, by how many are stored. "
             f"Dots: where the error reaches {data['blur']:g}."
         )
-        figure.text(0.02, 0.888, subtitle, fontsize=10.8, color=FAINT, va="center")
-        figure.text(0.02, 0.05, caption(data), fontsize=8.8, color=FAINT, va="center", linespacing=1.55)
+        figure.text(0.02, 0.888, subtitle, fontsize=10.8, color=QUIET, va="center")
+        figure.text(0.02, 0.05, caption(data), fontsize=8.8, color=QUIET, va="center", linespacing=1.55)
         figure.savefig(path, dpi=200, format="png")
         plt.close(figure)

@@ -26,7 +26,7 @@ from model import Model
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))
 
-from console import Progress, run_program, table, write_atomically, write_json  # noqa: E402
+from console import Progress, run_program, table, write_json  # noqa: E402
 
 ARITHMETIC = {"float32": exactly, "bfloat16": to_bfloat16}
 COUNTS = (1, 2, 5, 10, 20, 30, 60)  # iterations whose gradients are looked at
@@ -251,10 +251,9 @@ def main() -> int:
             write_json(file, brief(results))
             print(f"solvers: {part} in {time.monotonic() - start:.1f} s", file=sys.stderr)
     summarise(results)
-    from plot import PICTURES  # here: a machine that only computes may have no matplotlib
+    from plot import draw_all  # here: a machine that only computes may have no matplotlib
 
-    for name, draw in PICTURES.items():
-        write_atomically(out / f"{name}.png", lambda path, draw=draw: draw(results, path))
+    draw_all(results, out)
     print(f"{out} has the figures and results.json.")
     return 0
 

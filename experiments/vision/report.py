@@ -13,15 +13,7 @@ from models import MIXERS, SIZES
 matplotlib.use("Agg")
 from console import write_atomically
 from matplotlib import pyplot as plt
-
-COLOURS = {
-    "gka": "#c21f1f",
-    "gka-no-beta": "#e59866",
-    "attention": "#555555",
-    "mamba2": "#c2a01e",
-    "gdn": "#3f7fb5",
-    "mamba": "#5a9367",
-}
+from palette import LOOKS
 
 
 def of_images(share: float, images: int) -> float:
@@ -100,15 +92,16 @@ def late(curve: list[dict], last: float) -> list[dict]:
 
 
 def _curves(panel: plt.Axes, mixer: str, runs: list[dict]) -> None:
-    style = {"color": COLOURS[mixer], "zorder": 3 if mixer == "gka" else 2}
+    look = LOOKS[mixer]
+    style = {"color": look.colour, "zorder": 3 if mixer == "gka" else 2}
     curves = [{point["epoch"]: 100 * point["accuracy"] for point in run["curve"]} for run in runs]
     for curve in curves if len(curves) > 1 else []:
-        panel.plot(list(curve), list(curve.values()), linewidth=0.7, alpha=0.5, **style)
+        panel.plot(list(curve), list(curve.values()), linewidth=0.7, alpha=0.35, **style)
     shared = [epoch for epoch in curves[0] if all(epoch in curve for curve in curves)]
     means = [statistics.mean(curve[epoch] for curve in curves) for epoch in shared]
     width = 2.4 if mixer == "gka" else 1.6
-    line = "--" if mixer == "attention" else "-"
-    panel.plot(shared, means, line, marker="o", markersize=3, linewidth=width, label=MIXERS[mixer].title, **style)
+    marked = {"marker": look.marker, "markersize": 5, "linestyle": look.line}
+    panel.plot(shared, means, linewidth=width, label=MIXERS[mixer].title, **style, **marked)
 
 
 def write_report(results: list[dict], folder: Path) -> str:

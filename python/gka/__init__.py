@@ -6,7 +6,7 @@ Per head, with γ_t = exp(log_decay_t):
     U_t = γ_t U_{t-1} + β_t k_t v_tᵀ        x_t = solve(H_t + λ_t I, q_t)
                                             o_t = scale · U_tᵀ (q_t + α_t (x_t − q_t))
 
-The work is done by ``libgka.so``, which registers the torch operators ``torch.ops.gka.*``; this package finds it and
+``libgka.so`` does the work and registers the torch operators ``torch.ops.gka.*``. This package finds the library and
 gives the operators their Python signatures.
 """
 

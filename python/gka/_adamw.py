@@ -1,6 +1,6 @@
-"""AdamW as `gka train` has it, over parameters of which each rank holds its part, and the length of their gradient.
+"""The AdamW of `gka train`, over parameters of which each rank holds its part, and the norm of their gradient.
 
-The fused kernel runs on the local parts; nothing of the optimiser is ever whole on one rank.
+The fused kernel runs on the local parts; no rank ever has the whole optimiser state.
 """
 
 import torch
@@ -61,7 +61,7 @@ class AdamW:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors themselves, no copies, named as in optimizer.safetensors of `gka train`."""
+        """The tensors themselves, not copies, named as in optimizer.safetensors of `gka train`."""
         return {
             **{f"exp_avg.{name}": tensor for name, tensor in self.first.items()},
             **{f"exp_avg_sq.{name}": tensor for name, tensor in self.second.items()},

@@ -27,13 +27,13 @@ def short_conv(
     Differentiable once, in x, weight, bias and initial_state.
 
     Args:
-        x: [B, T, C]: float64, float32, bfloat16 or float16. The other tensors have any of these types, each for itself.
-        weight: [C, 1, W] with W from 1 to 8, the last tap on the token itself, as torch's conv1d has it.
+        x: [B, T, C] in float64, float32, bfloat16 or float16. Each of the other tensors may have any of these types.
+        weight: [C, 1, W] with W from 1 to 8, the last tap on the token itself, as in torch's conv1d.
         bias: [C]. Left out: 0.
         activation: silu or none.
         l2_norm: over each head's channels, after the activation: none, divide, z/(‖z‖ + eps), or rsqrt,
             z/√(‖z‖² + eps).
-        head_dim: channels of a head, 1 to 256, a divisor of C; read with l2_norm only.
+        head_dim: channels of a head, from 1 to 256, a divisor of C; used with l2_norm only.
         eps: of l2_norm.
         initial_state: [N, C, W-1], the last W - 1 inputs before the first token, oldest first. N is B or the number of
             packed sequences. Left out: zero.

@@ -1,5 +1,5 @@
-"""Calls of the library's operators, whose own checks speak plainly; torch's of Python types, which come before them,
-do not."""
+"""Calls the library's operators. Their own checks raise plain sentences; torch's checks of Python types, which come
+first, do not."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _NAMES = {"h0": "initial_state h", "u0": "initial_state u", "ridge_diagonal": "r
 
 
 def plain(error: RuntimeError) -> Exception:
-    """The same in one sentence, where it is about the type of an argument."""
+    """The same error in one sentence, if it is about the type of an argument."""
     found = _WRONG_TYPE.match(str(error))
     if found is None:
         return error

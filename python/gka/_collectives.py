@@ -1,5 +1,5 @@
-"""What ranks send each other inside a layer, each with its gradient. Every rank of a group takes part in every one of
-them, forward and backward, in the same order."""
+"""The messages ranks send each other inside a layer, each with its gradient. Every rank of a group takes part in each
+of them, forward and backward, in the same order."""
 
 from collections.abc import Sequence
 
@@ -40,12 +40,12 @@ class _Sum(Function):
 
 
 def copy(x: Tensor, group: Group) -> Tensor:
-    """The same on all ranks, each of which does something else with it: gradients add up."""
+    """The same tensor on all ranks. Each rank uses it differently, so gradients add up."""
     return _Copy.apply(x, group) if group.size() > 1 else x
 
 
 def sum_parts(x: Tensor, group: Group) -> Tensor:
-    """The sum of what the ranks have, with which all of them do the same."""
+    """The sum of the ranks' tensors, which all ranks use alike."""
     return _Sum.apply(x, group) if group.size() > 1 else x
 
 
@@ -68,7 +68,7 @@ class _GatherParts(Function):
 
 
 def _scattered_sum(pieces: Sequence[Tensor], group: Group) -> Tensor:
-    """Of the pieces every rank has for every rank: the sum of those for this one."""
+    """Every rank has a piece for every rank: the sum of the pieces for this one."""
     sent = torch.stack(list(pieces))
     mine = torch.empty_like(sent[0])
     _reduce_scatter(mine.view(-1), sent.view(-1), group=group)
@@ -76,12 +76,12 @@ def _scattered_sum(pieces: Sequence[Tensor], group: Group) -> Tensor:
 
 
 def gather_parts(x: Tensor, dim: int, group: Group) -> Tensor:
-    """What all ranks have, one after the other along ``dim``; each does something else with the whole."""
+    """The ranks' tensors, one after the other along ``dim``; each rank uses the whole differently."""
     return _GatherParts.apply(x, dim, group) if group.size() > 1 else x
 
 
 def sum_for_each(x: Tensor, group: Group) -> Tensor:
-    """The sum of what the ranks have, with which each does something else."""
+    """The sum of the ranks' tensors, which each rank uses differently."""
     return copy(sum_parts(x, group), group)
 
 
@@ -112,7 +112,7 @@ class _Shift(Function):
 
 
 def shift(x: Tensor, group: Group) -> Tensor:
-    """What the rank before has; zeros on the first rank."""
+    """The tensor of the rank before; zeros on the first rank."""
     return _Shift.apply(x, group)
 
 
@@ -130,7 +130,7 @@ class _GatherPast(Function):
 
 
 def gather_past(x: Tensor, dim: int, group: Group) -> Tensor:
-    """What the ranks up to this one have, one after the other along ``dim``."""
+    """The tensors of the ranks up to this one, one after the other along ``dim``."""
     return _GatherPast.apply(x, dim, group)
 
 
@@ -155,7 +155,7 @@ class _FoldPast(Function):
     """P_c = Σ_{j<c} (A_{c−1} … A_{j+1}) S_j, from every rank's own S and what its tokens leave of an older state, A.
 
     With G_c the gradient that reaches P_c on rank c, that of S_c is Ḡ_{c+1} = Σ_{j>c} (A_{c+1}ᵀ … A_{j−1}ᵀ) G_j: the
-    same exchange, seen from the other end; that of A_c is Ḡ_{c+1} P_cᵀ. Nobody keeps another rank's S.
+    same exchange, seen from the other end; that of A_c is Ḡ_{c+1} P_cᵀ. No rank keeps another rank's S.
     """
 
     @staticmethod
@@ -181,10 +181,10 @@ class _FoldPast(Function):
 
 
 def fold_past(own: Tensor, left: Tensor, group: Group) -> Tensor:
-    """What a memory holds where this rank's tokens begin, from what each rank's own tokens leave in an empty one.
+    """The memory where this rank's tokens begin, from what each rank's own tokens leave in an empty memory.
 
     Args:
-        own: what this rank's leave in an empty one, [N, H, D, V].
+        own: what this rank's tokens leave in an empty memory, [N, H, D, V].
         left: what they leave of an older state: a factor [N, H], one per key channel [N, H, D], or a matrix that it is
             multiplied with, [N, H, D, D].
     """

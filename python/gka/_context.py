@@ -1,12 +1,12 @@
-"""A sequence cut over ranks: each computes its own tokens, and layers exchange what reaches across the cuts.
+"""A sequence cut over ranks: each rank computes its own tokens, and layers exchange what crosses the cuts.
 
-A memory sends the last tokens its convolutions see and one state: every rank sums up its own tokens, all gather these
-sums at once, and each folds those before it (no rank waits for the one before). Plain causal attention is torch's own
-ring. What that does not take, a window, packed documents or a type without a kernel, gathers keys and values, or, where
-the window ends within the neighbour, takes only the neighbour's.
+A memory sends the last tokens its convolutions see, and one state. Every rank sums up its own tokens, all ranks gather
+these sums at once, and each folds those before it (no rank waits for the one before). Plain causal attention is torch's
+own ring. Where the ring does not apply (a window, packed documents, a type without a kernel) ranks gather keys and
+values; where a window ends within the neighbour's piece, they take only the neighbour's.
 
 Packed documents may begin anywhere: what a rank receives belongs to its first document alone, and a rank in which a
-document begins passes on nothing of what was before.
+document begins passes on nothing from before it.
 """
 
 import torch
@@ -27,12 +27,12 @@ class Context:
         self._before = 0
 
     def enter(self, bounds: list[int] | None, before: int = 0) -> None:
-        """Of packed documents: where those of this rank begin and end among its tokens ([0, …, T]), and how many tokens
-        of the first one other ranks have. None: rows that are cut alike. Holds until the next call."""
+        """For packed documents: where this rank's documents begin and end among its tokens ([0, …, T]), and how many
+        tokens of the first one lie on other ranks. None: rows that are cut alike. Holds until the next call."""
         self.bounds, self._before = bounds, before
 
     def before(self, tokens: int) -> int:
-        """Tokens before this rank's that belong to its first sequence."""
+        """How many tokens of this rank's first sequence lie on the ranks before."""
         return self.rank * tokens if self.bounds is None else self._before
 
     def offset(self, x: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Context:
         return offset
 
     def _of_all(self, first: Tensor) -> Tensor:
-        """A state for every sequence: what came from other ranks for the first, nothing for those that begin here."""
+        """A state for every sequence: from other ranks for the first, an empty one for those that begin here."""
         if self.bounds is None:
             return first
         if not self._before:
@@ -56,12 +56,12 @@ class Context:
         return x if self.bounds is None or x is None else x[:, self.bounds[-2] :]
 
     def _left(self, of_older: Tensor) -> Tensor:
-        """What this rank's tokens leave of an older state: nothing where a document begins among them."""
+        """What this rank's tokens leave of an older state: nothing if a document begins among them."""
         begins = self.bounds is not None and (len(self.bounds) > 2 or not self._before)
         return torch.zeros_like(of_older) if begins else of_older
 
     def halo(self, inputs: list[Tensor], widths: list[int]) -> list[Tensor | None]:
-        """What each convolution has seen last, [N, channels, width − 1], from the rank before; one message for all."""
+        """The last inputs of each convolution, [N, channels, width − 1], from the rank before; one message for all."""
         wanted = [(x, width - 1) for x, width in zip(inputs, widths, strict=True) if width > 1]
         if not wanted:
             return [None] * len(inputs)
@@ -100,8 +100,8 @@ class Context:
         low: Tensor | None = None,
         solves: bool = True,
     ) -> tuple[Tensor | None, Tensor]:
-        """(H, U) of :func:`gka.gated_kalmanet` likewise. ``low``: H is of these (sketched) keys; ``solves=False``: H is
-        not there."""
+        """The same for (H, U) of :func:`gka.gated_kalmanet`. ``low``: H is of these (sketched) keys; ``solves=False``:
+        there is no H."""
         k, v, log_decay, beta, low = map(self._last, (k, v, log_decay, beta, low))
         h, u, fading = gated_kalmanet_states(k, v, log_decay, beta, decay_keys=decay_keys)
         fading = fading.exp()
@@ -116,7 +116,7 @@ class Context:
         return h.contiguous(), u.contiguous()
 
     def has_ring(self, q: Tensor) -> bool:
-        """Whether torch's ring does for these queries; the same on every rank."""
+        """Whether torch's ring supports these queries; the same on every rank."""
         return self.bounds is None and _ring.fits(q)
 
     def ring(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class Context:
         return _ring.attention(q, k, v, self.group)
 
     def keys_and_values(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        """Those of tokens up to this rank's last: all of them, or those that a window can reach."""
+        """Keys and values of tokens up to this rank's last: all of them, or those that a window can reach."""
         tokens = k.shape[1]
         if window is None or window - 1 > tokens:
             k, v = gather_past(torch.stack([k, v]), 2, self.group).unbind(0)
@@ -151,7 +151,7 @@ class Context:
 
 
 def cut_sequence(model: nn.Module, group: dist.ProcessGroup) -> Context:
-    """Every layer of a decoder computes its rank's part of the sequences from here on."""
+    """From here on every layer of the decoder computes its rank's part of the sequences."""
     context = Context(group)
     for block in model.model.layers:
         block.mixer.context = context

@@ -1,11 +1,11 @@
-"""A model that continues and scores texts, many at once, without a server.
+"""The inference engine: continues and scores texts, many at once, without a server.
 
     engine = gka.Engine("model")
     print(engine.generate("Once upon a time", max_tokens=64).text)
     for token in engine.stream("Once upon a time", temperature=0.8, seed=1):
         print(token.text, end="")
 
-The work is done by ``libgka_engine.so`` (``include/gka/engine.h`` from C++); this module declares its C interface.
+``libgka_engine.so`` does the work (from C++: ``include/gka/engine.h``). This module declares its C interface.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _refuse_copy(self) -> None:
 
 @dataclass
 class Token:
-    """One token that came: its number, the model's own log-probability, what it adds to the text."""
+    """One generated token: its number, the model's own log-probability, and the text it adds."""
 
     id: int
     logprob: float | None
@@ -196,7 +196,7 @@ class Completion:
 
 @dataclass
 class Memory:
-    """A text that was read once: give its ``id`` to ``generate`` or ``stream`` and the answer comes as if it stood
+    """A text that was read once. Give its ``id`` to ``generate`` or ``stream``: the answer is as if the text stood
     before the prompt."""
 
     id: str
@@ -217,7 +217,7 @@ class Memory:
 
 
 class _Stops:
-    """Tokens on their way to a reader, held back as long as their texts may be the beginning of a text that stops."""
+    """Tokens on their way to a reader, held back while their text may be the beginning of a stop text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops, self._held = stops, deque()
@@ -238,7 +238,7 @@ class _Stops:
         return ready
 
     def end(self, most: int | None = None) -> list[Token]:
-        """All that are left, with their texts up to so many characters."""
+        """All remaining tokens, with their texts cut to so many characters."""
         ready, self._held = list(self._held), deque()
         for token in ready if most is not None else ():
             token.text, most = token.text[:most], max(most - len(token.text), 0)
@@ -246,9 +246,9 @@ class _Stops:
 
 
 class Stream:
-    """The tokens of one request as they come, to be looped over once.
+    """The tokens of one request as they come. Loop over it once.
 
-    ``close`` cancels what still runs, and so does letting go of the stream or closing its engine.
+    ``close`` cancels what still runs, and so does dropping the stream or closing its engine.
     """
 
     def __init__(self, engine: Engine, handle, stops: Sequence[str] = ()) -> None:
@@ -320,12 +320,12 @@ class Stream:
 
 
 class Engine:
-    """A model folder (or a training run) ready to answer. Prompts are texts or lists of token numbers.
+    """The engine for a model folder or a training run. Prompts are texts or lists of token numbers.
 
     ``tokenizer`` names one where the folder has none ("bytes", or a tokenizer.json); without any, prompts are numbers.
-    ``weights``: "stored" (bfloat16 on the CPU is mapped and not copied), "float32", "bfloat16" or "int8".
-    ``kv_cache_dtype``: "auto" (attention's keys and values in the activations' type) or "int8", half of bfloat16.
-    ``slots``, ``context``, ``step_tokens``, ``snapshot_bytes`` and ``cache_bytes`` of 0 are chosen by the engine.
+    ``weights`` is "stored" (bfloat16 on the CPU is mapped and not copied), "float32", "bfloat16" or "int8".
+    ``kv_cache_dtype`` is "auto" (keys and values have the activations' type) or "int8", half of bfloat16.
+    The engine chooses ``slots``, ``context``, ``step_tokens``, ``snapshot_bytes`` and ``cache_bytes`` where they are 0.
     """
 
     def __init__(
@@ -374,7 +374,7 @@ class Engine:
         self._engine = _checked(library.gka_engine_load(_bytes(model), byref(options)))
 
     def close(self) -> None:
-        """Stops what runs, open streams too, and gives the memory back. Called by ``with`` and at the end."""
+        """Stops everything that runs, open streams too, and frees the memory. ``with`` and the destructor call it."""
         engine, tokenizer, self._engine, self._tokenizer = self._engine, self._tokenizer, None, None
         if self._process != os.getpid():
             return  # a fork has the engine's memory and not its thread
@@ -424,7 +424,7 @@ class Engine:
         return self._decoded(ids).decode(errors="replace")
 
     def generate(self, prompt, **options):
-        """A ``Completion``; for a list of texts, or of lists of numbers, a list of them, made together.
+        """Returns a ``Completion``; for a list of texts, or of lists of numbers, a list of them, generated together.
 
         Takes the options of ``stream``.
         """
@@ -468,8 +468,8 @@ class Engine:
     ) -> Stream:
         """Yields each token as it comes. ``temperature=0`` takes the likeliest; ``iterations`` may be "auto".
 
-        ``stop``: a text, or several, at which the answer ends; it is not part of it. Leaving the loop cancels the
-        request.
+        ``stop``: a text, or several, at which the answer ends; the answer does not contain it. Leaving the loop
+        cancels the request.
         """
         bias = logit_bias or {}
         stops = [stop] if isinstance(stop, str) else list(stop)
@@ -503,7 +503,7 @@ class Engine:
         )
 
     def score(self, text: str | Sequence[int], *, top_logprobs: int = 0) -> list[Token]:
-        """Every token of a text with its log-probability given those before it (the first has None)."""
+        """Returns every token of a text with its log-probability given the tokens before it (the first has None)."""
         stream = self._submit(
             text,
             (),
@@ -526,9 +526,9 @@ class Engine:
     ) -> Memory:
         """Reads a text (or token numbers) once and keeps what the model remembers of it.
 
-        ``after`` is the id of a memory to go on from, which stays as it is. With a folder (``memories`` of the engine)
-        memories survive the program. With ``keep_tokens`` attention's cache, which grows with the text, keeps only the
-        pages (of 64 tokens) of so many last tokens; recurrent states still hold what the whole text left there.
+        ``after`` is the id of a memory to continue; that memory stays as it is. With a folder (``memories`` of the
+        engine) memories survive the program. With ``keep_tokens`` attention's cache, which grows with the text, keeps
+        only the pages (of 64 tokens) of that many last tokens; recurrent states are still those of the whole text.
         """
         if keep_tokens is not None and keep_tokens < 0:
             raise ValueError(f"keep_tokens must be 0 or more, and is {keep_tokens}")
@@ -543,7 +543,7 @@ class Engine:
         return Memory._from(made)
 
     def memories(self) -> list[Memory]:
-        """All there are, those of the folder included."""
+        """All memories, those of the folder included."""
         room = 64
         while True:
             found = (_Memory * room)()
@@ -587,7 +587,7 @@ class Engine:
         return text.raw[:count]
 
     def _piece(self, token: int) -> bytes:
-        """What one token adds to a text, which may be a part of a character."""
+        """The bytes one token adds to a text, which may be a part of a character."""
         if not self._tokenizer:
             return b""
         start = c_void_p()

@@ -1,7 +1,6 @@
-"""What torch's flop counter says of our operators: the multiplications and additions of the recurrence itself.
+"""What torch's flop counter counts for our operators: the multiplications and additions of the recurrence itself.
 
-A solve counts a product with H for every step. So what layers take can be compared, whichever kernel or chunks compute
-them.
+A solve counts a product with H for every step. So layers can be compared, whichever kernel or chunks compute them.
 """
 
 from torch.ops import gka as _ops
@@ -82,7 +81,7 @@ def _rival(q: tuple[int, ...], v: tuple[int, ...], rule: str) -> int:
 
 
 def count_rivals() -> None:
-    """Of `gka.memory`, whose operators come with a library of their own."""
+    """Registers `gka.memory`, whose operators come with a library of their own."""
 
     @register_flop_formula(_ops.memory_forward)
     def _(q, k, v, log_decay, beta, state, bounds, rule, *args, **kwargs):

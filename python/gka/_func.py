@@ -1,7 +1,7 @@
 """The operators under torch.func (grad, vmap of grad, vjp).
 
-There a gradient written in C++ is not seen, so these are the same forward and backward operators joined in Python.
-Nothing here runs outside such a transform.
+These transforms do not see a gradient written in C++, so this module joins the same forward and backward operators in
+Python. Nothing here runs outside such a transform.
 """
 
 import torch

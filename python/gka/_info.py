@@ -1,4 +1,4 @@
-"""What this build holds, what this machine can run of it, and which kernel a call takes."""
+"""What this build contains, which parts of it this machine can run, and which kernel a call takes."""
 
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ def choose_kernel(
     refine: bool = True,
     report: bool = False,
 ) -> tuple[str, str]:
-    """Which backend a call with these properties takes, and why. The name is empty where none can.
+    """Which backend takes a call with these properties, and why. The name is empty if none can.
 
     `part` is "both" for `gated_kalmanet`, "solve" for `ridge_solve` and "memory" for `linear_memory`; `report` asks
     about `gated_kalmanet_report`.

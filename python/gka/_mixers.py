@@ -1,5 +1,5 @@
-"""The layers GKA is compared with, as modules. docs/layers.md says what each computes; the parameters have the names
-of published checkpoints. All are called alike: ``y, state = layer(x, state)``."""
+"""The layers GKA is compared with, as modules. docs/layers.md says what each computes. Parameters have the names of
+published checkpoints. All layers are called alike: ``y, state = layer(x, state)``."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from ._parts import Norm, ShortConv
 
 
 class MemoryState(NamedTuple):
-    """What a memory keeps of each sequence; None for what its configuration has no use for."""
+    """What a memory keeps of each sequence; None for fields that its configuration does not use."""
 
     conv_q: Tensor | None  # [N, channels, conv_size − 1]
     conv_k: Tensor | None
@@ -68,7 +68,7 @@ class Mixer(parts.Marked):
         return y.squeeze(1)
 
     def step(self, x: Tensor, state: tuple) -> Tensor:
-        """One token of each sequence, x [B, hidden_size] -> y; the state is updated in place. It has no gradient."""
+        """One token of each sequence, x [B, hidden_size] -> y. Updates the state in place. No gradient."""
         if not isinstance(state, tuple):
             raise TypeError(f"step takes the state that a call of the layer returned, got {type(state).__name__}.")
         if x.dim() != 2:
@@ -93,8 +93,8 @@ class Mixer(parts.Marked):
     def _heads(
         self, sizes: dict[str, int], x: Tensor, kept: tuple[Tensor | None, ...], cu_seqlens: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Of each name in ``sizes``: projection, convolution where there is one, heads of that size; and the
-        convolutions' states after it. ``kept``: those before it."""
+        """For each name in ``sizes``: projection, convolution if there is one, heads of that size; and the states
+        of the convolutions afterwards. ``kept``: their states before."""
         convs = [getattr(self, f"{name}_conv1d", None) for name in sizes]
         inputs = [getattr(self, f"{name}_proj")(x) for name in sizes]
         if self.context is not None:
@@ -118,7 +118,7 @@ class Mixer(parts.Marked):
         rule: Literal["add", "delta"],
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """The answers of a plain memory and its state after them."""
+        """The answers of a plain memory, and its state afterwards."""
         if self.context is not None:
             state = self.context.past_memory(k, v, log_decay, beta, rule=rule)
         ends = {"initial_state": state, "output_final_state": True, "cu_seqlens": cu_seqlens}
@@ -132,7 +132,10 @@ class Mixer(parts.Marked):
 
 
 def positions_of(x: Tensor, length: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """Each token's place in its own sequence, [B, T]."""
+    """Each token's place in its own sequence, [B, T]; ``length``: how many tokens of each there have been."""
+    sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    if length is not None and length.dim() and len(length) != sequences:
+        raise ValueError(f"the state is of {len(length)} sequences, and x is of {sequences}.")
     here = torch.arange(x.shape[1], device=x.device)
     if cu_seqlens is not None:
         bounds = cu_seqlens.to(x.device, torch.long)
@@ -143,7 +146,7 @@ def positions_of(x: Tensor, length: Tensor | None, cu_seqlens: Tensor | None) ->
 
 
 def lengths_of(x: Tensor, cu_seqlens: Tensor) -> list[int]:
-    """Of the sequences packed in x; refuses bounds that are not those of its tokens."""
+    """The lengths of the sequences packed in x; refuses bounds that do not fit its tokens."""
     if x.shape[0] != 1:
         raise ValueError(f"attention takes batch size 1 beside cu_seqlens, got {x.shape[0]}.")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
@@ -190,14 +193,14 @@ def rotate(x: Tensor, by: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Attention(Mixer):
-    """Softmax attention as Qwen3 has it, full or over a sliding window.
+    """Qwen3's softmax attention, full or over a sliding window.
 
     Args:
-        hidden_size, num_attention_heads, num_key_value_heads, head_dim: sizes; left out, as many key heads as query
-            heads, and hidden_size / num_attention_heads.
+        hidden_size, num_attention_heads, num_key_value_heads, head_dim: sizes. Left out: as many key heads as query
+            heads, and head_dim = hidden_size / num_attention_heads.
         sliding_window: how many tokens a token sees, itself included. Left out: all.
         rope_theta, rope_parameters: the rotary embedding; parameters as in config.json.
-        attention_bias: biases on all four projections. qkv_bias: on the first three alone.
+        attention_bias: biases on all four projections. qkv_bias: biases on q, k and v only.
         qk_norm: RMS norm of q and k per head, with rms_norm_eps.
         conv_size: a short convolution of q, k and v. 0: none.
     """
@@ -223,13 +226,13 @@ class Attention(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(Attention.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         heads, few = num_attention_heads, num_key_value_heads or num_attention_heads
         parts.divided(heads, few, "num_key_value_heads")
         size = head_dim or parts.divided(hidden_size, heads, "num_attention_heads")
-        parts.divided(size, 2, "head_dim / 2")
-        if sliding_window is not None:
-            parts.at_least("sliding_window", sliding_window, 1)
+        parts.rotary_size("head_dim", size)
+        parts.whole_numbers(1, sliding_window=sliding_window)
         self.heads, self.kv_heads, self.head_dim, self.window = heads, few, size, sliding_window
         biased = attention_bias or qkv_bias
         self.q_proj = nn.Linear(hidden_size, heads * size, bias=biased, **factory)
@@ -259,7 +262,7 @@ class Attention(Mixer):
         return rotate(q, by), rotate(k, by), v, tuple(convs)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """mask: None for plain causal attention of as many queries as keys, else what scaled_dot_product takes."""
+        """mask: None for plain causal attention of as many queries as keys, else that of torch's attention."""
         o = functional.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -302,7 +305,7 @@ class Attention(Mixer):
         return self.o_proj(o.flatten(-2)), after
 
     def _in_context(self, x: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, None]:
-        """This rank's part of sequences that are cut over ranks; no state is left."""
+        """This rank's part of sequences that are cut over ranks; returns no state."""
         positions = positions_of(x, self.context.offset(x), cu_seqlens)
         q, k, v, _ = self.project(x, None, cu_seqlens, positions)
         if self.window is None and self.context.has_ring(q):
@@ -325,7 +328,7 @@ class Attention(Mixer):
 
 
 class _DeltaRule(Mixer):
-    """What the three delta rules have in common: each writes β(v − Sᵀk), what the memory does not already answer."""
+    """The base of the three delta rules: each writes β(v − Sᵀk), what the memory does not already answer."""
 
     _kind = MemoryState
 
@@ -411,6 +414,7 @@ class GatedDeltaNet(_DeltaRule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(GatedDeltaNet.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         q_heads = num_q_heads or max(hidden_size // head_dim, 1)
         self.allow_neg_eigval = allow_neg_eigval
@@ -459,6 +463,7 @@ class DeltaNet(_DeltaRule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(DeltaNet.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         heads = num_heads or max(hidden_size // head_dim, 1)
         self.allow_neg_eigval = allow_neg_eigval
@@ -491,6 +496,7 @@ class KimiDeltaAttention(_DeltaRule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(KimiDeltaAttention.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         heads = num_heads or max(hidden_size // head_dim, 1)
         self.allow_neg_eigval = allow_neg_eigval
@@ -541,6 +547,9 @@ class MesaNet(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(MesaNet.__init__.__annotations__, locals())
+        if lambda_lower_bound >= 1:
+            raise ValueError(f"lambda_lower_bound is {lambda_lower_bound}; it takes a number below 1, where Λ begins.")
         factory = {"device": device, "dtype": dtype}
         self.head_dim = parts.head_size("a key", head_dim)
         self.heads = num_heads or max(hidden_size // head_dim, 1)
@@ -601,7 +610,7 @@ class MesaNet(Mixer):
 
 
 class _Adding(Mixer):
-    """What the memories that only add have in common; their widths are shares of the model's."""
+    """The base of the memories that only add; their widths are shares of the model's."""
 
     _kind = MemoryState
 
@@ -680,6 +689,7 @@ class GatedLinearAttention(_Adding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(GatedLinearAttention.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         norm = "g_norm_swish_gate" if use_gate else "g_norm"
         self._build(hidden_size, num_heads, expand_k, expand_v, conv_size, use_gate, norm, norm_eps, factory)
@@ -714,9 +724,11 @@ class RetNet(_Adding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(RetNet.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         norm = "g_norm_swish_gate" if use_gate else "g_norm"
         self._build(hidden_size, num_heads, expand_k, expand_v, 0, use_gate, norm, norm_eps, factory)
+        parts.rotary_size("a key of a head", self.key_dim)
         self.rotary = Rotary(self.key_dim, rope_theta)
         self.reset_parameters()
 
@@ -746,7 +758,7 @@ _FEATURE_MAPS = {"elu": lambda x: functional.elu(x) + 1, "relu": functional.relu
 
 
 class LinearAttention(_Adding):
-    """S ← S + φ(k)vᵀ, asked with φ(q). Arguments as in ``linear_attn_config``."""
+    """S ← S + φ(k)vᵀ, queried with φ(q). Arguments as in ``linear_attn_config``."""
 
     def __init__(
         self,
@@ -761,6 +773,7 @@ class LinearAttention(_Adding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(LinearAttention.__init__.__annotations__, locals())
         factory = {"device": device, "dtype": dtype}
         parts.one_of("feature_map", feature_map, ("elementwise_product", *_FEATURE_MAPS))
         self._build(hidden_size, num_heads, expand_k, expand_v, 0, False, "norm", norm_eps, factory)
@@ -798,6 +811,7 @@ class Mamba2(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        parts.check_arguments(Mamba2.__init__.__annotations__, locals(), may_be_none=())
         factory = {"device": device, "dtype": dtype}
         self.inner = parts.whole(expand, hidden_size, "expand", "hidden_size")
         self.heads = parts.divided(self.inner, head_dim, "head_dim")
@@ -846,7 +860,7 @@ class Mamba2(Mixer):
         return self.out_proj(normed), Mamba2State(conv, s)
 
     def _mean_squares(self, by_group: Tensor) -> Tensor:
-        """Of each group's channels, [B, T, groups, 1]; those of a group may lie on several ranks."""
+        """Over each group's channels, [B, T, groups, 1]; a group's channels may lie on several ranks."""
         squares = by_group.square()
         if self.sharers == 1:
             return squares.mean(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The operators, with their Python signatures. All checks are in the library, so C++ and Python complain alike."""
+"""The operators, with their Python signatures. All checks are in the library, so C++ and Python report alike."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def _ridge(ridge: float | Tensor) -> dict[str, float | Tensor]:
 
 
 def _pair(state: State | None, operator: str) -> tuple[Tensor | None, Tensor | None]:
-    """(h, u); a layer's state, which has more in it, would otherwise pass for an empty one."""
+    """(h, u). A layer's state has more fields and would otherwise pass for an empty one."""
     if state is None:
         return None, None
     if isinstance(state, tuple | list) and len(state) == 2 and all(isinstance(part, Tensor) for part in state):
@@ -52,16 +52,16 @@ def gated_kalmanet(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, State | None]:
-    """The memory layer: writes every token and answers every query from all tokens up to its own.
+    """The memory layer: writes every token, and answers every query from all tokens up to its own.
 
     Differentiable once, in every tensor argument but ``cu_seqlens``.
 
     Args:
-        q: queries [B, T, H, D], D from 1 to 256: float64, float32, bfloat16 or float16. Unit norm is usual, not
+        q: queries [B, T, H, D], D from 1 to 256, in float64, float32, bfloat16 or float16. Unit norm is usual, not
             required.
-        k: keys, as q, or with fewer heads whose number divides H: each is then shared by that many neighbouring heads
-            of q, and nothing is copied (on a GPU it is: docs/kernels.md).
-        v: values [B, T, H, V], V from 1 to 256, the type of q; or with fewer heads likewise.
+        k: keys, as q, or with fewer heads whose number divides H: neighbouring heads of q then share one, and nothing
+            is copied.
+        v: values [B, T, H, V], V from 1 to 256, in the type of q; or with fewer heads, as for k.
         log_decay: log γ ≤ 0 [B, T, H], the type of q or float32; -inf forgets everything before the token. Left out:
             0, no forgetting.
         beta: how strongly each token is written, ≥ 0 [B, T, H]. Left out: 1.
@@ -74,9 +74,9 @@ def gated_kalmanet(
         gradient: implicit (one more solve) or unrolled (through every step).
         ridge_mode: adaptive or constant.
         ridge_gradient: whether the gradient goes through λ.
-        decay_keys: False: log_decay fades U alone.
-        refine: False: plain Chebyshev steps on low-precision kernels; the CPU's compute in float32 or better and
-            always take plain steps.
+        decay_keys: False: log_decay fades U only.
+        refine: False: low-precision kernels take plain Chebyshev steps. The CPU's kernels compute in float32 or better
+            and always do.
         initial_state: (h, u), [N, H, D, D] and [N, H, D, V] in float32 (float64 for float64 inputs); h counts as its
             symmetric part. N is B or the number of packed sequences. Left out: zero.
         output_final_state: whether to return the state after the last token.
@@ -147,9 +147,9 @@ def gated_kalmanet_step(
         state: (h, u), [N, H, D, D] and [N, H, D, V], contiguous. N is B, or more: a pool.
         state_indices: int32 or int64 [B], distinct: which slot of the state each sequence has. Left out: sequence b
             has slot b.
-        iterations: for all sequences, or an int32 tensor [B].
+        iterations: a number for all sequences, or an int32 tensor [B].
         scale, ridge, solver, ridge_mode, decay_keys, refine: as in :func:`gated_kalmanet`.
-        certainty: float64 [B, H], written: what :func:`gated_kalmanet_certainty` returns, of this token.
+        certainty: float64 [B, H], which is written: what :func:`gated_kalmanet_certainty` returns, for this token.
 
     Returns:
         o [B, H, V] in the type of q.
@@ -199,7 +199,7 @@ def gated_kalmanet_certainty(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, State | None, Tensor]:
-    """:func:`gated_kalmanet` for inference, with how much the memory knew of each query. No gradient.
+    """:func:`gated_kalmanet` for inference, which also says how much the memory knew of each query. No gradient.
 
     Returns:
         o and the state as there, and the certainty, float64 [B, T, H]: the share of q_t that lies in what was written,
@@ -248,7 +248,7 @@ def gated_kalmanet_report(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """How each solve inside :func:`gated_kalmanet` went, for the same arguments. No gradient.
+    """How well each solve inside :func:`gated_kalmanet` converged, for the same arguments. No gradient.
 
     Returns:
         float64 tensors [B, T, H]: ``norm`` ‖H_t‖_F; ``ridge`` λ_t (of a diagonal: its mean); ``residual``
@@ -299,7 +299,7 @@ def ridge_solve(
 ) -> tuple[Tensor, Tensor | None]:
     """The H half of :func:`gated_kalmanet` alone: x_t = solve(H_t + λ_t I, q_t).
 
-    Arguments as there; the state is h alone. For keys that do not fade, leave out ``log_decay``.
+    Takes the same arguments; the state is h alone. For keys that do not fade, leave out ``log_decay``.
 
     Returns:
         x [B, T, H, D] in the type of q, and h or None.
@@ -344,7 +344,7 @@ def linear_memory(
 ) -> tuple[Tensor, Tensor | None]:
     """The U half of :func:`gated_kalmanet` alone: o_t = scale · U_tᵀ q_t, gated linear attention.
 
-    Arguments as there; the state is u alone.
+    Takes the same arguments; the state is u alone.
 
     Returns:
         o [B, T, H, V] in the type of q, and u or None.

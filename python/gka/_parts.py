@@ -1,8 +1,10 @@
-"""What the layers of gka.nn are made of: projections with a short convolution, heads for many, gated norms."""
+"""The parts of gka.nn's layers: projections with a short convolution, shared heads, gated norms."""
 
 import copy
+import functools
 import math
-from typing import Literal
+from numbers import Integral, Real
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +17,12 @@ L2Norm = Literal["none", "divide", "rsqrt"]
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """What gates, norms and decays are computed in."""
+    """The type in which gates, norms and decays are computed."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def unit(x: Tensor, norm: L2Norm) -> Tensor:
-    """Unit length over the last dimension, in one of the two ways checkpoints were trained with."""
+    """Scales to unit length over the last dimension, in one of the two ways checkpoints were trained with."""
     if norm == "none":
         return x
     y = x.to(wide(x))
@@ -57,15 +59,70 @@ def at_least(name: str, value: float, least: float) -> None:
 def whole_numbers(least: int, **values: int | None) -> None:
     """None: left out."""
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
             raise ValueError(f"{name} is {value!r}; it takes a whole number of at least {least}.")
+
+
+def numbers(least_of: dict[str, float], **values: float) -> None:
+    """Finite and above 0, or at least what ``least_of`` has for them."""
+    for name, value in values.items():
+        number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        least = least_of.get(name)
+        if not number or (value <= 0 if least is None else value < least):
+            takes = "above 0" if least is None else f"of at least {least}"
+            raise ValueError(f"{name} is {value!r}; it takes a number {takes}.")
+
+
+def flags(**values: bool) -> None:
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}; it takes True or False.")
+
+
+#: Numbers with a fraction that may be 0. All others are factors, which 0 would make nothing of.
+_MAY_BE_ZERO = dict.fromkeys(("norm_eps", "rms_norm_eps", "lambda_lower_bound"), 0)
+
+
+def check_arguments(
+    annotations: dict[str, object], given: dict[str, object], may_be_none: tuple[str, ...] = ("conv_size",)
+) -> None:
+    """Every number and every choice between two among ``given`` by its annotation, as a model's configuration is
+    checked (``models/ranges.cpp``). ``may_be_none``: whole numbers for which 0 is none."""
+    for name, annotation in annotations.items():
+        value = given.get(name)
+        if annotation is bool:
+            flags(**{name: value})
+        elif annotation is int:
+            whole_numbers(0 if name in may_be_none else 1, **{name: value})
+        elif annotation == int | None:
+            whole_numbers(0, **{name: value})
+        elif annotation is float:
+            numbers(_MAY_BE_ZERO, **{name: value})
+
+
+class Limits(NamedTuple):
+    """What the operators take at most."""
+
+    head: int  # channels of a key or value
+    conv_size: int
+    conv_head: int  # channels of a head that a convolution brings to unit length
+
+
+@functools.cache
+def limits() -> Limits:
+    return Limits(*torch.ops.gka.limits())
 
 
 def head_size(name: str, size: int) -> int:
     """Of keys or values, as the kernels take them."""
-    if not 1 <= size <= 256:
-        raise ValueError(f"{name} of a head has {size} channels; the memory takes 1 to 256.")
+    if not 1 <= size <= limits().head:
+        raise ValueError(f"{name} of a head has {size} channels; the memory takes 1 to {limits().head}.")
     return size
+
+
+def rotary_size(name: str, size: int) -> None:
+    if size % 2:
+        raise ValueError(f"{name} has {size} channels, and the rotary embedding turns them in pairs.")
 
 
 def no_gradient_of_a_step(x: Tensor) -> None:
@@ -76,8 +133,8 @@ def no_gradient_of_a_step(x: Tensor) -> None:
 
 
 class Marked(nn.Module):
-    """A module whose parameters keep their mark ``_no_weight_decay`` where torch makes new ones of them: in a copy, on
-    another device, from a state dict that is assigned."""
+    """A module whose parameters keep their mark ``_no_weight_decay`` when torch replaces them: in a copy, on another
+    device, from an assigned state dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,6 +194,12 @@ class ShortConv(Marked):
         self, channels: int, width: int, head_dim: int, norm: L2Norm = "none", bias: bool = False, **factory: object
     ) -> None:
         super().__init__()
+        if width > limits().conv_size:
+            raise ValueError(f"conv_size is {width}; it takes at most {limits().conv_size}.")
+        if norm != "none" and head_dim > limits().conv_head:
+            raise ValueError(
+                f"a head has {head_dim} channels; behind a short convolution it takes 1 to {limits().conv_head}."
+            )
         self.weight = nn.Parameter(torch.empty(channels, 1, width, **factory))
         self.bias = nn.Parameter(torch.empty(channels, **factory)) if bias else None
         if bias:
@@ -166,7 +229,7 @@ class LowRank(nn.Module):
 
 
 def expand_heads(layer: nn.Module, name: str, x: Tensor, heads: int) -> Tensor:
-    """Few heads for many: copies or a learned mixture, plus a low-rank part where the layer has one."""
+    """Expands shared heads: copies or a learned mixture, plus a low-rank part if the layer has one."""
     count = x.shape[-2]
     mixture, low_rank = getattr(layer, f"{name}_rep", None), getattr(layer, f"proj_{name}", None)
     if low_rank is None:
@@ -196,7 +259,7 @@ def log_decay(projected: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
 
 
 def fresh(shape: tuple[int, ...], **factory: object) -> nn.Parameter:
-    """A parameter that decays under no optimiser."""
+    """A parameter that no optimiser should decay."""
     parameter = nn.Parameter(torch.empty(shape, **factory))
     parameter._no_weight_decay = True
     return parameter
@@ -204,7 +267,7 @@ def fresh(shape: tuple[int, ...], **factory: object) -> nn.Parameter:
 
 @torch.no_grad()
 def reset(layer: nn.Module, std: float = 0.02) -> None:
-    """The start the C++ layers have, for every part that is here."""
+    """Draws first values as the C++ layers do, for every part that is here."""
     for module in layer.modules():
         if isinstance(module, nn.Linear):
             module.weight.normal_(std=std)

@@ -1,5 +1,5 @@
-"""Pictures as models for images read them. What makes data sets of them (experiments/data/images.py) and what asks a
-model about one (gka.vision) do the same to each."""
+"""Prepares pictures for models for images. Making data sets (experiments/data/images.py) and asking a model about one
+picture (gka.vision) share this code, so both treat a picture alike."""
 
 import os
 from typing import Any

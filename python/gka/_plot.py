@@ -1,9 +1,10 @@
-"""Draws the curves of training runs into one picture: what ``gka plot`` starts.
+"""Draws the curves of training runs into one picture: the program that ``gka plot`` starts.
 
-It is run as a program and imports nothing of gka, so that a plot does not wait for torch.
+It imports nothing of gka, so that a plot does not wait for torch.
 """
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -76,13 +77,19 @@ def read_run(folder):
 
 
 def short_names(folders):
-    """The last part of each path, with as many more in front as it takes to tell them apart."""
+    """The last part of each path, with as many parts before it as are needed to tell the paths apart."""
     parts = [folder.resolve().parts for folder in folders]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]
         if len(set(names)) == len(names):
             return names
     return names
+
+
+def as_label(name):
+    """As it is shown: matplotlib sees formulas between dollars, and leaves names with a _ in front out of legends."""
+    shown = name.encode("utf-8", "replace").decode().replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def is_number(value):
@@ -110,7 +117,7 @@ def draw(axes, lines, name, colour, across, quantity):
     per_step, per_evaluation, _, _ = QUANTITIES[quantity]
     x, y = series(lines, across, per_step)
     evaluated = series(lines, across, per_evaluation) if per_evaluation else ([], [])
-    label = name
+    label = as_label(name)
     if y:
         noisy = quantity != "learning_rate" and len(y) > 50
         if noisy:
@@ -158,8 +165,11 @@ def save(figure, output):
     try:
         figure.savefig(beside)
         beside.replace(path)
-    except (OSError, ValueError) as error:
-        beside.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # where nothing could be written nothing can be removed either
+            beside.unlink()
+        if not isinstance(error, OSError | ValueError):
+            raise
         fail(f"cannot write '{path}': {getattr(error, 'strerror', None) or error}")
     return path
 
@@ -230,8 +240,12 @@ def main():
     parser.add_argument("--x", choices=HORIZONTAL, default="step")
     parser.add_argument("--y", type=comma_separated)
     arguments = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")  # of paths that have other letters than the terminal
     try:
         plot(arguments.runs, arguments.output, arguments.x, arguments.y)
+    except KeyboardInterrupt:
+        print("gka plot: interrupted.", file=sys.stderr)
+        sys.exit(130)
     except ModuleNotFoundError as error:
         fail(f"plots need {error.name}, which {sys.executable} does not have: `pip install {error.name}`.")
 

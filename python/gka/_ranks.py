@@ -1,4 +1,4 @@
-"""The ranks of a training run: which of them share a batch, a sequence, the heads of a layer; what each is given.
+"""The ranks of a training run: which of them share a batch, a sequence or the heads of a layer, and what each gets.
 
 Three ways to cut the work, one mesh: *data* (rows of a batch), *context* (tokens of a sequence), *tensor* (heads of a
 layer). Weights and optimiser are cut over data × context, whatever else is.
@@ -22,7 +22,7 @@ class Refusal(RuntimeError):
 
 
 class Ranks:
-    """This process among the others. Starts torch's process groups where nobody has."""
+    """This process among the others. Starts torch's process groups if nobody has."""
 
     def __init__(self, device: torch.device, *, context: int = 1, tensor: int = 1, timeout: float = 600.0) -> None:
         limit = timedelta(seconds=timeout)
@@ -55,7 +55,7 @@ class Ranks:
         return self.rank == 0
 
     def on_first(self, work: Callable[[], Result]) -> Result:
-        """What `work` gives on rank 0, on every rank; where it fails there, every rank raises its sentence."""
+        """Runs `work` on rank 0 and returns its result on every rank. If it fails, every rank raises its sentence."""
         answer: list = [None, None]
         if self.first:
             try:
@@ -74,7 +74,7 @@ class Ranks:
 
 
 def sentence_of(error: BaseException) -> str:
-    """The first line: torch's errors go on for many. Where memory is short it says how much, not what to do."""
+    """The first line of an error: torch's errors have many. Out of memory, it adds what to do."""
     lines = str(error).splitlines() or [type(error).__name__]
     text = lines[0]
     if "out of memory" in text or "allocate memory" in text:

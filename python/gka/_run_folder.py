@@ -1,6 +1,7 @@
-"""The folder of a run as `gka train` has it (docs/training.md), for ``python -m gka.train``; rank 0 alone writes here.
+"""The folder of a run as `gka train` has it (docs/training.md), for ``python -m gka.train``; only rank 0 writes here.
 
-A checkpoint is filled beside its name and renamed once all of it is on the disk: it is there whole or not at all.
+A checkpoint is written under a temporary name and renamed once all of it is on the disk: it is there whole or not at
+all.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def remove_empty(made: list[Path]) -> None:
-    """Of the folders a run had to make, the deepest first, those that hold nothing in the end."""
+    """Removes the folders that a run had to make and that are empty in the end, the deepest first."""
     for folder in made:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -76,7 +77,7 @@ def finish_checkpoint(checkpoint: Path) -> None:
 
 
 def tidy_checkpoints(run: Path, keep: int) -> None:
-    """The rest of a save, which can be done again at any time: `latest`, and nothing older than `keep` allows."""
+    """The rest of a save, repeatable at any time: sets `latest`, and removes what is older than `keep` allows."""
     saved = list_checkpoints(run)
     if saved:
         beside = run / ".latest"
@@ -102,6 +103,14 @@ def read_metrics(run: Path) -> list[dict]:
 
 def has_begun(run: Path) -> bool:
     return bool(list_checkpoints(run)) or bool(read_metrics(run))
+
+
+def is_finished(run: Path) -> bool:
+    """Of what is trained just now run.json says that it is running."""
+    try:
+        return json.loads((run / "run.json").read_text())["state"] == "finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def write_state(run: Path, state: str, steps: int, message: str = "") -> None:

@@ -22,7 +22,7 @@ def is_small(module: nn.Module, parameter: nn.Parameter) -> bool:
 
 
 class Sharded:
-    """The model of a run on its ranks: what it computes in, its gradients' sums, its whole weights.
+    """The model of a run on its ranks: its type of computation, the sums of its gradients, its whole weights.
 
     Args:
         model: on ``meta``; its parameters are allocated here.
@@ -52,7 +52,7 @@ class Sharded:
 
     @torch.no_grad()
     def sum_small_gradients(self) -> None:
-        """Those of the vectors FSDP leaves alone, in one message."""
+        """Sums the gradients of the vectors that FSDP leaves alone, in one message."""
         for parameter in self.small.values():
             if parameter.grad is None:  # a rank whose targets were all ignored
                 parameter.grad = torch.zeros_like(parameter)
@@ -65,7 +65,7 @@ class Sharded:
             gradient.copy_(summed.view_as(gradient))
 
     def gradients(self) -> list[Tensor]:
-        """This rank's parts of those there are."""
+        """This rank's parts of the gradients that exist."""
         return [local(parameter.grad) for parameter in self.parameters.values() if parameter.grad is not None]
 
     def _copies(self, name: str) -> int:

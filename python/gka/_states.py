@@ -29,10 +29,10 @@ def gated_kalmanet_states(
     decay_keys: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """H_T = Σ_t (Π_{i>t} γ_i) β_t k_t k_tᵀ and U_T = Σ_t (Π_{i>t} γ_i) β_t k_t v_tᵀ: the final state of
-    :func:`gka.gated_kalmanet` from a zero one, and how much an older state fades meanwhile.
+    :func:`gka.gated_kalmanet` from a zero state, and how much an older state fades meanwhile.
 
     Two matrix products per head; differentiable in every argument, any number of times. The state after T tokens from
-    an older one (h₀, u₀) is (e^g h₀ + h, e^g u₀ + u), so pieces of a sequence can be summed up apart from each other.
+    an older state (h₀, u₀) is (e^g h₀ + h, e^g u₀ + u), so pieces of a sequence can be summed up separately.
 
     Args:
         k, v, log_decay, beta, decay_keys: as in :func:`gka.gated_kalmanet`.

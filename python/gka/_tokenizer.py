@@ -28,7 +28,7 @@ class Tokenizer:
         return Tokenizer, (self.name,)  # copies and other processes load it again
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """``special``: with what the tokenizer puts around a text."""
+        """``special``: with the special tokens the tokenizer puts around a text."""
         if not isinstance(text, str):
             raise TypeError(f"encode takes a text, got {type(text).__name__}.")
         return self._tokenizer.encode(text.encode(), special).tolist()

@@ -1,7 +1,7 @@
 """The rivals' memories for torch.compile and torch.export.
 
-`gka::memory` is made of many small operations whose indices follow from the lengths of the sequences, which a tracer
-does not know. So a graph has `gka::memory_forward` in their place, one node, and `gka::memory_backward` for its
+`gka::memory` consists of many small operations whose indices depend on the lengths of the sequences, which a tracer
+does not know. So a graph has one node in their place, `gka::memory_forward`, and `gka::memory_backward` for its
 gradient, which computes the memory again.
 """
 

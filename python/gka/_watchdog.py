@@ -1,7 +1,7 @@
 """Ends a run in which some rank has stopped answering, and says which.
 
-Every rank notes in the store where its main thread is, and a thread of its own notes that the process is alive. A rank
-that has stood still for too long reads the others' notes: one that is not alive, or is behind the rest, is the one all
+Every rank notes in the store where its main thread is, and a second thread notes that the process is alive. A rank that
+has stood still for too long reads the others' notes. A rank that is not alive, or is behind the rest, is the one they
 wait for.
 """
 
@@ -16,7 +16,7 @@ LONG = {"starting": 1800.0, "saving": 1800.0}  # reading and writing a large mod
 
 
 class Watchdog:
-    """Listens while it lives. ``seconds`` is how long a rank may stand still in a step."""
+    """Watches as long as it exists. ``seconds`` is how long a rank may stand still in a step."""
 
     def __init__(self, rank: int, size: int, seconds: float) -> None:
         self.rank, self.size, self.seconds = rank, size, seconds

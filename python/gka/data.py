@@ -40,7 +40,7 @@ def _check(path: Path, column: str, schema) -> None:
 
 
 def texts(path: str | Path, column: str = "text") -> Iterator[str]:
-    """The texts of a column, row by row. A row without one (null) is an error that says where."""
+    """The texts of a column, row by row. A row without a text (null) is an error that names the row."""
     row = 0
     for batch in _batches(Path(path), column):
         for text in batch.column(batch.schema.get_field_index(column)).to_pylist():

@@ -1,7 +1,7 @@
-"""Sharding strategies for gka's operators: ``import gka.dtensor``, and they take ``torch.distributed.tensor.DTensor``.
+"""Sharding strategies for gka's operators: after ``import gka.dtensor`` they take ``torch.distributed.tensor.DTensor``.
 
-The memory and what stands around it are cut over sequences of a batch (dimension 0) or over heads; what is cut in
-another way is redistributed first, as torch does for its own operators. Packed batches are cut over heads alone.
+The memory and the operators around it are cut over sequences of a batch (dimension 0) or over heads. A tensor that is
+cut in another way is redistributed first, as torch does for its own operators. Packed batches are cut over heads only.
 """
 
 from torch.distributed.tensor import Partial, Replicate, Shard

@@ -4,9 +4,9 @@
     model = transformers.AutoModelForCausalLM.from_pretrained("model/")
     model.generate(**tokenizer("Once", return_tensors="pt"), max_new_tokens=20)
 
-Memories keep their states in transformers' own cache for linear layers, attention its keys and values where they
-always are. In a padded batch memories never see the padding. Packed rows come with ``cu_seq_lens_q``, or (a single one,
-without a mask or a cache) with position ids that begin anew.
+Memories keep their states in transformers' own cache for linear layers; attention keeps its keys and values in the
+usual place. In a padded batch memories never see the padding. Packed rows come with ``cu_seq_lens_q``, or (a single
+row, without a mask or a cache) with position ids that begin anew.
 """
 
 import json
@@ -27,6 +27,7 @@ try:
         create_sliding_window_causal_mask,
     )
     from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+    from transformers.utils.generic import can_return_tuple
 except ImportError as error:
     raise ImportError(f"gka.hf needs transformers 5 (tested with 5.22.2): {error}") from error
 
@@ -43,7 +44,10 @@ _STATES = 3
 
 
 class GkaConfig(PreTrainedConfig):
-    """config.json as it is; ``spelled_out()`` is the same with every choice in it."""
+    """config.json as it is; ``spelled_out()`` adds the default of every key that is left out.
+
+    An option may be changed until a model is made, by ``from_pretrained(folder, rms_norm_eps=…)`` or as an attribute.
+    """
 
     model_type = "hybrid_qwen3"
     keys_to_ignore_at_inference = ("past_key_values",)
@@ -52,13 +56,14 @@ class GkaConfig(PreTrainedConfig):
         for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
             kwargs.setdefault(key, None)
         layers_given = kwargs.pop("layer_types", None)
-        self._given = {key: value for key, value in kwargs.items() if _is_json(value)} | {"model_type": self.model_type}
-        if layers_given is not None:
-            self._given["layer_types"] = list(layers_given)
-        spelled = self.spelled_out() if "vocab_size" in kwargs else None
+        given = kwargs if layers_given is None else kwargs | {"layer_types": list(layers_given)}
+        spelled = _spelled_out(given) if "vocab_size" in kwargs else None
         super().__init__(**kwargs)
-        if spelled is None:  # transformers makes an empty one to compare with
-            return
+        if spelled is not None:  # transformers makes an empty one to compare with
+            self._take(spelled)
+
+    def _take(self, spelled: dict) -> None:
+        """What transformers reads, and what may be left out in a file."""
         self.layer_types = [_NAMES.get(token, _MEMORY) for token in spelled["layer_types"]]
         self.hybrid_override_pattern = "-".join(spelled["layer_types"])
         self.number_of_conv_states = _STATES
@@ -68,14 +73,26 @@ class GkaConfig(PreTrainedConfig):
         self.tie_word_embeddings = spelled["tie_word_embeddings"]
 
     def spelled_out(self) -> dict:
-        kept = {key: value for key, value in self._given.items() if key not in ("dtype", "torch_dtype")}
-        return read_config(kept, strict=False)
+        """Of what would be written now, so that a model that is made now is the one that is read again."""
+        kept = self.to_dict()
+        kept.pop("layer_types", None)  # the pattern says more
+        return _spelled_out(kept)
+
+    def settled(self) -> dict:
+        """The same, and the attributes that follow from others follow from these."""
+        spelled = self.spelled_out()
+        self._take(spelled)
+        return spelled
 
     def to_dict(self) -> dict:
         kept = super().to_dict()
-        for key in ("_given", "number_of_conv_states"):
-            kept.pop(key, None)
+        kept.pop("number_of_conv_states", None)
         return kept
+
+
+def _spelled_out(given: dict) -> dict:
+    kept = {key: value for key, value in given.items() if _is_json(value) and key not in ("dtype", "torch_dtype")}
+    return read_config(kept | {"model_type": GkaConfig.model_type}, strict=False)
 
 
 def _is_json(value: object) -> bool:
@@ -100,13 +117,14 @@ class MemoryCache(DynamicCache):
 
 
 class Backbone(_Stack):
-    """Embedding, blocks and norm behind transformers' interface, for those who bring a head or a loss of their own."""
+    """Embedding, blocks and norm behind transformers' interface, for use with a head or a loss of your own."""
 
     def __init__(self, config: GkaConfig) -> None:
-        super().__init__(config.spelled_out())
+        super().__init__(config.settled())
         self.config = config
         self.gradient_checkpointing = False  # transformers looks for it
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -116,9 +134,9 @@ class Backbone(_Stack):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         cu_seq_lens_q: Tensor | None = None,
-        return_dict: bool = True,
+        output_hidden_states: bool | None = None,
         **_: object,
-    ) -> BaseModelOutputWithPast | tuple[Tensor, Cache | None]:
+    ) -> BaseModelOutputWithPast:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, and not both.")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -132,15 +150,20 @@ class Backbone(_Stack):
             seen = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
         masks = self._masks(x, attention_mask, past_key_values, position_ids)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        before = []  # of each block, where they are asked for
         for i in range(len(self.layers)):
+            before += [x] if wanted else []
             given = (i, x, masks, position_ids, past_key_values, cu_seq_lens_q)
             x = self._gradient_checkpointing_func(self._through, *given) if recompute else self._through(*given)
         if isinstance(past_key_values, MemoryCache):
             past_key_values.seen += x.shape[1]
         hidden = self.norm(x)
-        if not return_dict:
-            return hidden, past_key_values
-        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=past_key_values)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values,
+            hidden_states=(*before, hidden) if wanted else None,
+        )
 
     def _through(
         self, i: int, x: Tensor, masks: dict, positions: Tensor, cache: Cache | None, bounds: Tensor | None
@@ -188,7 +211,7 @@ class GkaPreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *more: object, **options: object
     ) -> "PreTrainedModel":
-        """As everywhere; a folder of gka's that is not what was written is refused."""
+        """As in transformers; refuses a folder of gka's whose files are not those that were written."""
         folder = pretrained_model_name_or_path
         if folder is not None and Path(folder).is_dir():
             load_floors()
@@ -199,7 +222,7 @@ class GkaPreTrainedModel(PreTrainedModel):
         return super().from_pretrained(folder, *more, **options)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *more: object, **options: object) -> None:
-        """As everywhere; the folder also opens where nobody has imported gka (``trust_remote_code=True``)."""
+        """As in transformers; the folder also opens without importing gka (``trust_remote_code=True``)."""
         super().save_pretrained(save_directory, *more, **options)
         folder = Path(save_directory)
         (folder / "CHECKSUMS.xxh64").unlink(missing_ok=True)  # of what was here before
@@ -226,7 +249,7 @@ class GkaForCausalLM(GkaPreTrainedModel, GenerationMixin):
 
     def __init__(self, config: GkaConfig) -> None:
         super().__init__(config)
-        spelled = config.spelled_out()
+        spelled = config.settled()
         if spelled["attention_config"]["conv_size"]:
             raise ValueError(
                 "attention_config.conv_size is above 0: transformers' cache has no room for it; use gka.load."
@@ -247,6 +270,7 @@ class GkaForCausalLM(GkaPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.lm_head = value
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -258,16 +282,20 @@ class GkaForCausalLM(GkaPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         cu_seq_lens_q: Tensor | None = None,
+        output_hidden_states: bool | None = None,
         **kwargs: object,
     ) -> CausalLMOutputWithPast:
         given = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, cu_seq_lens_q)
-        hidden, cache = self.model(*given, return_dict=False)
+        below = self.model(*given, output_hidden_states, return_dict=True)
+        hidden = below.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
         logits = self.lm_head(hidden[:, logits_to_keep if isinstance(logits_to_keep, Tensor) else kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=below.past_key_values, hidden_states=below.hidden_states
+        )
 
     def _prepare_cache_for_generation(
         self, generation_config: object, model_kwargs: dict, *more: object, **named: object
@@ -360,7 +388,7 @@ AUTO_MAP = {"AutoConfig": "gka_hf.GkaConfig", "AutoModelForCausalLM": "gka_hf.Gk
 
 
 def add_auto_map(folder: str | os.PathLike[str]) -> None:
-    """Lets a folder be opened by ``from_pretrained(…, trust_remote_code=True)`` without ``import gka.hf`` first."""
+    """Makes ``from_pretrained(…, trust_remote_code=True)`` open a folder without ``import gka.hf`` first."""
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"auto_map": AUTO_MAP}, indent=2) + "\n")

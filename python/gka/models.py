@@ -2,7 +2,7 @@
 
 model = gka.load("model/")                         # a checkpoint's folder, or a training run
 logits = model(ids)                                # ids [B, T] -> [B, T, vocabulary]
-logits, state = model(ids, return_state=True)      # and go on later: model(more, state)
+logits, state = model(ids, return_state=True)      # to continue later: model(more, state)
 tokens = model.generate(ids, max_tokens=50)
 """
 
@@ -39,7 +39,7 @@ def _attention(c: dict, window: int | None, **factory: object) -> nn.Module:
 
 
 def _grouped(kind: type, group: str) -> Callable[..., nn.Module]:
-    """GKA and GDN: heads are the attention's unless the group says otherwise."""
+    """GKA and GDN: heads are those of attention unless the group says otherwise."""
 
     def make(c: dict, **factory: object) -> nn.Module:
         own = dict(c[group])
@@ -88,10 +88,10 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def read_config(source: dict | str | os.PathLike[str], *, strict: bool = True) -> dict:
-    """A configuration with every choice spelled out, from the dict of a config.json or from a checkpoint's folder.
+    """A configuration with every key spelled out, from the dict of a config.json or from a checkpoint's folder.
 
-    Read and checked by the same code as everywhere: what makes no sense is one sentence. ``strict=False`` lets keys
-    of a dict go that nobody knows.
+    The library reads and checks it, so errors are those of the command line, in one sentence. ``strict=False`` ignores
+    unknown keys of a dict.
     """
     load_floors()
     try:
@@ -103,7 +103,7 @@ def read_config(source: dict | str | os.PathLike[str], *, strict: bool = True) -
 
 
 def checkpoint_of(folder: str | os.PathLike[str]) -> Path:
-    """The folder itself, or of a training run its newest checkpoint."""
+    """The folder itself, or the newest checkpoint of a training run."""
     folder = Path(folder)
     latest = folder / "latest"
     return latest if not (folder / "config.json").exists() and (latest / "config.json").exists() else folder
@@ -148,7 +148,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, state: tuple | None, cu_seqlens: Tensor | None, keep: bool = True
     ) -> tuple[Tensor, tuple | None]:
-        """``keep=False``: no state is wanted after it."""
+        """``keep=False``: the state after it is not needed."""
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(self._run, x, state, cu_seqlens, keep, use_reentrant=False, preserve_rng_state=False)
         return self._run(x, state, cu_seqlens, keep)
@@ -195,7 +195,7 @@ class Decoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The start `gka train` has."""
+        """Draws first weights as `gka train` does."""
         std = self.config["initializer_range"]
         parts.reset(self, std)
         for block in self.model.layers:
@@ -220,7 +220,7 @@ class Decoder(nn.Module):
     def hidden(
         self, ids: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None, keep: bool = True
     ) -> tuple[Tensor, State]:
-        """What the head reads, [B, T, hidden_size], and the states, where they are to be kept."""
+        """The input of the head, [B, T, hidden_size], and the states, if they are to be kept."""
         if state is not None and len(state) != len(self.model.layers):
             raise ValueError(f"state is of {len(state)} blocks, and the model has {len(self.model.layers)}.")
         x, after = self._embed(ids), []
@@ -252,12 +252,12 @@ class Decoder(nn.Module):
         divisor: float = 0.0,
         predict: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The mean cross entropy, without the logits of all tokens at once.
+        """The mean cross entropy, computed without holding the logits of all tokens at once.
 
         Args:
-            ids, targets: [B, T]; targets[t] is what follows ids[t], −100 where nothing is asked.
-            divisor: what the sum over the targets is divided by. Left out: their number.
-            predict: also give the likeliest token at each target, int64 in the order of the targets.
+            ids, targets: [B, T]; targets[t] is the token after ids[t], or −100 to leave it out.
+            divisor: the number by which the sum over the targets is divided. Left out: their number.
+            predict: also return the likeliest token at each target, int64 in the order of the targets.
         """
         hidden, _ = self.hidden(ids, None, cu_seqlens, keep=False)
         weight = (self.model.embed_tokens if self.lm_head is None else self.lm_head).weight
@@ -309,7 +309,7 @@ class Decoder(nn.Module):
         return torch.stack(tokens, 1) if tokens else ids[:, :0]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """A folder that `gka generate`, `gka train --from` and :func:`load` open."""
+        """Writes a folder that `gka generate`, `gka train --from` and :func:`load` open."""
         weights = {name: tensor.detach().cpu() for name, tensor in self.state_dict().items()}
         kept = {key: value for key, value in self.config.items() if key not in ("prefixes", "without_mlp")}
         torch.ops.gka.save_model(os.fspath(folder), json.dumps(kept), weights)
@@ -341,10 +341,10 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Decoder:
-    """The model of a checkpoint's folder or of a training run; ``dtype`` left out: the files' own.
+    """The model of a checkpoint's folder or of a training run. Without ``dtype`` it has the files' own type.
 
     Raises:
-        ValueError: one sentence where the folder holds no model that gka understands whole.
+        ValueError: one sentence, if the folder holds no complete model that gka supports.
     """
     folder = checkpoint_of(folder)
     config = read_config(folder)

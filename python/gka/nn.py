@@ -1,15 +1,15 @@
-"""Gated KalmaNet and the layers it is compared with as ``torch.nn.Module``, for training loops of one's own.
+"""Gated KalmaNet and the layers it is compared with as ``torch.nn.Module``, for your own training loop.
 
     layer = gka.nn.GatedKalmaNet(hidden_size=1024, head_dim=128, num_q_heads=8)
     y, state = layer(x)             # x [B, T, 1024]
-    y, state = layer(more, state)   # goes on where the last call ended
+    y, state = layer(more, state)   # continues where the last call ended
     y = layer.step(token, state)    # one token [B, 1024]; the state is updated in place
 
-Parameters have the names of published checkpoints (``model.layers.N.gka.*``), so a state dict goes either way, also to
-and from the C++ block behind ``gka train`` and ``gka generate``. The other layers (docs/layers.md) are called alike:
-``Attention``, ``GatedDeltaNet``, ``DeltaNet``, ``KimiDeltaAttention``, ``MesaNet``, ``GatedLinearAttention``,
-``RetNet``, ``LinearAttention``, ``Mamba2``. ``parameter_groups`` tells an optimiser what must not decay; it has
-``_no_weight_decay``.
+Parameters have the names of published checkpoints (``model.layers.N.gka.*``), so state dicts can be exchanged with
+them, and with the C++ block behind ``gka train`` and ``gka generate``. The other layers (docs/layers.md) are called
+alike: ``Attention``, ``GatedDeltaNet``, ``DeltaNet``, ``KimiDeltaAttention``, ``MesaNet``, ``GatedLinearAttention``,
+``RetNet``, ``LinearAttention``, ``Mamba2``. ``parameter_groups`` tells an optimiser which parameters must not decay:
+those marked ``_no_weight_decay``.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ BetaWeight = Literal["published", "paper"]
 
 
 class State(NamedTuple):
-    """What a layer remembers of each sequence; None for what its configuration has no use for."""
+    """What a layer remembers of each sequence; None for fields that its configuration does not use."""
 
     conv_q: Tensor | None  # [N, channels, conv_size − 1]: the last inputs of each convolution
     conv_k: Tensor | None
@@ -84,7 +84,7 @@ for _state in (State, MemoryState, AttentionState, MesaState, Mamba2State):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The choices of a block, named as in ``gka_config`` of a checkpoint; GatedKalmaNet has their defaults."""
+    """The options of a block, named as in ``gka_config`` of a checkpoint. GatedKalmaNet has their defaults."""
 
     num_iter: int  #: 0: no solve, the query itself asks the memory
     ridge_strength: float
@@ -114,14 +114,7 @@ class Config:
         names = {"beta_weight": BetaWeight, "solver_type": Solver, "ridge_mode": RidgeMode, "gradient": Gradient}
         for name, choices in names.items():
             parts.one_of(name, getattr(self, name), choices.__args__)
-        parts.whole_numbers(0, num_iter=self.num_iter, conv_size=self.conv_size, sketch_dim=self.sketch_dim)
-        parts.whole_numbers(0, kv_proj_rank=self.kv_proj_rank)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is bool and not isinstance(value, bool):
-                raise TypeError(f"{field.name} is {value!r}; it takes True or False.")
-        if not self.ridge_strength > 0:
-            raise ValueError(f"ridge_strength is {self.ridge_strength}; it takes a number above 0.")
+        parts.check_arguments(Config.__annotations__, vars(self), ("num_iter", "conv_size", "sketch_dim"))
 
 
 class GatedKalmaNet(Mixer):
@@ -134,7 +127,7 @@ class GatedKalmaNet(Mixer):
         num_k_heads, num_v_heads: heads of the keys and of the values; fewer serve consecutive query heads in groups.
             Left out: as the queries.
         device, dtype: of the parameters.
-        the rest: the fields of :class:`Config`, which says what each is.
+        the rest: the fields of :class:`Config`, which explains each.
     """
 
     _kind = State
@@ -229,7 +222,7 @@ class GatedKalmaNet(Mixer):
 
     @torch.no_grad()
     def reset_parameters(self, std: float = 0.02) -> None:
-        """The start the C++ block has: A in (0, 16), dt log-uniform in (0.001, 0.1), matrices normal(0.02)."""
+        """Starts as the C++ block does: A in (0, 16), dt log-uniform in (0.001, 0.1), matrices normal(0.02)."""
         parts.reset(self, std)
         if self.config.use_forgetting_gate:
             parts.reset_decay(self.A_log, self.dt_bias)
@@ -282,8 +275,8 @@ class GatedKalmaNet(Mixer):
         return self._output(o, x)
 
     def _shape(self, heads: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys of unit length (where a convolution has not seen to it), and as many heads of each as the
-        operators want: they read keys and values that heads share where they are."""
+        """Scales queries and keys to unit length (unless a convolution has done it), and expands heads where needed:
+        the operators read shared keys and values in place."""
         q, k, v = heads
         q = parts.unit(q, "divide") if self.q_conv1d is None else q
         k = parts.unit(k, "divide") if self.k_conv1d is None and self._unit_keys else k
@@ -296,7 +289,7 @@ class GatedKalmaNet(Mixer):
         return q, k if self._unit_keys else parts.unit(k, "divide"), v
 
     def _past(self, k: Tensor, v: Tensor, gates: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """What the memory holds where this rank's tokens begin."""
+        """The memory where this rank's tokens begin."""
         c, low = self.config, None
         if c.sketch_dim and c.num_iter:
             low = torch.einsum("...hd,hsd->...hs", k, self.sketch.to(k.dtype))
@@ -305,7 +298,7 @@ class GatedKalmaNet(Mixer):
         return {"h": h, "u": u}
 
     def _gates(self, x: Tensor) -> dict[str, Tensor | None]:
-        """All in float32 (float64 for float64): decays near 1 have no room in 16 bits."""
+        """All gates in float32 (float64 for float64): 16 bits cannot represent decays near 1."""
         c, wide = self.config, parts.wide(x)
         gates: dict[str, Tensor | None] = {"log_decay": None, "beta": None, "alpha": None}
         if c.use_forgetting_gate:
@@ -366,10 +359,10 @@ class GatedKalmaNet(Mixer):
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """For an optimiser, ``torch.optim.AdamW(gka.nn.parameter_groups(model, 0.1), lr=…)``: what decays, and what must
-    not (norms, biases, ``A_log``, ``dt_bias``, a sketch), as `gka train` has it.
+    """Parameter groups for ``torch.optim.AdamW(gka.nn.parameter_groups(model, 0.1), lr=…)``: those that decay, and
+    those that must not (norms, biases, ``A_log``, ``dt_bias``, a sketch), as in `gka train`.
 
-    transformers' Trainer chooses by name and would let ``A_log`` decay: give it
+    transformers' Trainer chooses by name and would decay ``A_log``: give it
     ``optimizers=(torch.optim.AdamW(gka.nn.parameter_groups(model, 0.1), lr=…), None)``.
     """
     # By name besides, for FSDP puts parameters in their place that have no marks.

@@ -1,7 +1,7 @@
 """Training on more than one device: ``torchrun --nproc-per-node 8 -m gka.train TRAIN.json``.
 
 The training file, the batches and their order, the first weights and the folder of the run are those of `gka train`
-(docs/training.md); weights, gradients and optimiser are cut over the ranks. docs/distributed.md says how.
+(docs/training.md). Weights, gradients and optimiser are cut over the ranks; docs/distributed.md says how.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Batch:
 
 @dataclass
 class Step:
-    """The parts of a batch, what all ranks together have of it, and the source's place after it."""
+    """The parts of a batch, what all ranks together have of it, and the source's position after it."""
 
     parts: list[Batch]
     tokens: int
@@ -119,7 +119,7 @@ class Reader:
         )
 
     def tokens_of(self, rows: Tensor) -> slice:
-        """Those of a sequence that this rank has."""
+        """The tokens of a sequence that lie on this rank."""
         count, ranks = rows.shape[1], self.ranks.context
         if count % ranks:
             raise Refusal(f"sequences have {count} tokens, which {ranks} context-parallel ranks cannot share.")
@@ -184,7 +184,7 @@ def memory_in_use(device: torch.device) -> float:
 
 
 class StopSignals:
-    """The first asks the loop to end in good order, the second ends the process at once."""
+    """The first signal asks the loop to finish its step and save; the second ends the process at once."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -425,7 +425,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Every rank its rows; what is right is counted as `gka train` counts it."""
+        """Every rank evaluates its rows. Right answers are counted as in `gka train`."""
         reader = self.eval_reader
         reader.source.seek(0)
         counts = torch.zeros(5, dtype=torch.float64, device=self.ranks.device)
@@ -528,7 +528,7 @@ class Trainer:
         )
 
     def run(self) -> bool:
-        """Whether the run is finished."""
+        """Trains; returns whether the run is finished."""
         plan, begun, before = self.plan, time.monotonic(), self.seconds
         if self.ranks.first:
             self.metrics = folders.Metrics(plan.run, self.step)
@@ -561,7 +561,7 @@ def how_to_continue(run: Path) -> str:
 
 
 def after_making_room(run: Path) -> str:
-    """For a run whose disk was full."""
+    """How to continue a run whose disk was full."""
     saved = folders.list_checkpoints(run)
     after = f"after step {int(saved[-1].name[5:])}." if saved else "from the beginning."
     return f"make room there, then {how_to_continue(run)} goes on {after}"
@@ -601,19 +601,20 @@ def write_settings(plan: Plan, resume: bool) -> None:
 
 
 def train(plan: Plan, ranks: Ranks, *, resume: bool = False, timeout: float = 600.0) -> bool:
-    """Trains into ``plan.run`` until the steps are done or a signal asks to stop; whether it is finished."""
-    lock, begun = None, False
+    """Trains into ``plan.run`` until the steps are done or a signal asks to stop. Returns whether it is finished."""
+    lock, entered, begun = None, False, False
     made: list[Path] = []  # folders, the deepest first
     watchdog = Watchdog(ranks.rank, ranks.size, timeout)
 
     def enter() -> None:
-        nonlocal lock
+        nonlocal lock, entered
         if resume and not folders.is_run(plan.run):
             raise RuntimeError(f"there is no run in '{plan.run}' to resume; leave out --resume to start one.")
         made.extend(folder for folder in (plan.run, *plan.run.parents) if not folder.exists())
         plan.run.mkdir(parents=True, exist_ok=True)
         lock = torch.classes.gka.RunLock(os.fspath(plan.run))
         check_folder(plan, resume)
+        entered = True
 
     try:
         ranks.on_first(enter)
@@ -625,7 +626,8 @@ def train(plan: Plan, ranks: Ranks, *, resume: bool = False, timeout: float = 60
         return finished
     except BaseException as error:
         if ranks.first and lock is not None:
-            note_failure(plan, lock, begun or folders.has_begun(plan.run), sentence_of(error))
+            # A run that was asked for something it cannot do stands as it did.
+            note_failure(plan, lock, begun or (entered and folders.has_begun(plan.run)), sentence_of(error))
         raise
     finally:
         folders.remove_empty(made)
@@ -633,8 +635,11 @@ def train(plan: Plan, ranks: Ranks, *, resume: bool = False, timeout: float = 60
 
 
 def note_failure(plan: Plan, lock: Any, begun: bool, sentence: str) -> None:
-    """No trace of a run that never began; of one that did, what went wrong."""
+    """Leaves no trace of a run that never began; notes in a run that did what went wrong. A finished run that could not
+    continue stays finished."""
     try:
+        if folders.is_finished(plan.run):
+            return
         if begun:
             folders.write_state(plan.run, "failed", plan.steps, sentence)
         elif not folders.is_run(plan.run):
@@ -648,10 +653,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="torchrun … -m gka.train", description="Trains as `gka train` does, on many devices."
     )
     parser.add_argument("config", help="a training file (JSON), or the folder of a run")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the file")
     parser.add_argument("--resume", action="store_true", help="continue the run; the number of ranks may differ")
     parser.add_argument("--from", dest="source", metavar="FOLDER", help="start from a checkpoint, run or model")
-    parser.add_argument("--no-verify", action="store_true", help="take token files as they are")
+    parser.add_argument("--no-verify", action="store_true", help="do not check token files")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share the heads (1)")
     parser.add_argument("--context-parallel", type=int, default=1, metavar="N", help="ranks that share a sequence (1)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds a rank may stand still (600)")

@@ -1,13 +1,13 @@
-"""Models for images: MambaVision's shape with Gated KalmaNet, or one of its rivals, where that has its own mixer.
+"""Models for images: MambaVision's shape with Gated KalmaNet, or one of its rivals, in place of its own mixer.
 
     model = gka.vision.load("run/")          # what `gka vision train` wrote, or VisionModel.save
     logits = model(images)                   # uint8 [N, H, W, C], or numbers from 0 to 1: [N, classes]
     model.classify("shoe.png")               # [("Sneaker", 0.93), …]
     model = gka.vision.VisionModel(config)   # a dict as in config.json (docs/vision.md), with new weights
 
-Convolutions look first; then squares of the picture, cut into windows, are read pixel by pixel in raster order, in the
-first half of a level's blocks by the memory and in the second by attention in both directions. Written apart from the
-C++ model, so that a comparison of the two says something.
+Convolutions come first. Then the feature map is cut into square windows, each read pixel by pixel in raster order: by
+the memory in the first half of a level's blocks, by attention in both directions in the second. This code is
+independent of the C++ model, so that comparing the two is a test.
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ class Config:
         return self.dim << level
 
     def attends(self, level: int, block: int) -> bool:
-        """The last half of a level's blocks have attention, of an odd number the smaller half."""
+        """Whether a block has attention: the last half of a level's blocks do; of an odd number, the smaller half."""
         return block >= self.depths[level] - self.depths[level] // 2
 
     def name_of(self, label: int) -> str:
@@ -158,7 +158,7 @@ class Attention(nn.Module):
 
 
 class MambaVisionMixer(nn.Module):
-    """What MambaVision itself has: a selective scan over half of the channels, the other half convolved alone.
+    """MambaVision's own mixer: a selective scan over half of the channels; the other half is only convolved.
 
     h ← e^{ΔA}h + ΔBx per channel, y = Ch + Dx. As published, the bias of Δ is added twice.
     """
@@ -248,7 +248,7 @@ MIXERS: dict[str, _Maker] = {
 
 
 def _dropped(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Some rows lose their branch in training, the others have it larger by as much."""
+    """Drops the branch of some rows in training and scales up that of the others by as much."""
     if not training or rate == 0:
         return x
     kept = torch.rand(x.shape[0], *[1] * (x.dim() - 1), device=x.device) >= rate
@@ -387,7 +387,7 @@ class VisionModel(nn.Module):
         self._begin()
 
     def reset_parameters(self) -> None:
-        """New weights: matrices normal(0.02) cut at two, convolutions as torch begins, memories as their layers do."""
+        """Draws new weights: matrices normal(0.02) cut at two, convolutions as torch's, memories as in their layers."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Conv1d | nn.BatchNorm2d | nn.LayerNorm):
                 module.reset_parameters()
@@ -437,11 +437,11 @@ class VisionModel(nn.Module):
 
     @torch.no_grad()
     def classify(self, image: object, top: int = 5) -> list[tuple[str, float]]:
-        """The likeliest classes of one image and how likely, likeliest first.
+        """The likeliest classes of one image with their probabilities, likeliest first.
 
         Args:
             image: pixels [H, W, C] (or [H, W] of one channel) in uint8, or floats from 0 to 1, a tensor or an array;
-                or a picture of Pillow's, or the path of one: they are cut in the middle and scaled to the model's size.
+                or a picture of Pillow's, or the path of one, which is cut in the middle and scaled to the model's size.
         """
         pixels = self._pixels(image).to(self.pixel_mean.device)
         modes = [(module, module.training) for module in self.modules()]
@@ -467,7 +467,7 @@ class VisionModel(nn.Module):
         return pixels.unsqueeze(-1) if pixels.dim() == 2 else pixels
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """A folder that :func:`load` and `gka vision` open."""
+        """Writes a folder that :func:`load` and `gka vision` open."""
         from safetensors.torch import save_file
 
         folder = Path(folder)
@@ -516,7 +516,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _check(path: Path, expected: dict[str, Tensor], found: dict[str, Tensor]) -> None:
-    """Every tensor of the model, each of its shape, finite, and none besides."""
+    """Requires every tensor of the model, with its shape and finite, and no other tensor."""
     if missing := sorted(set(expected) - set(found)):
         raise ValueError(f"{path} has no tensor {missing[0]!r}, which the model of its config.json needs.")
     if left := sorted(set(found) - set(expected)):
@@ -534,12 +534,12 @@ def _check(path: Path, expected: dict[str, Tensor], found: dict[str, Tensor]) ->
 def load(
     folder: str | os.PathLike[str], *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> VisionModel:
-    """The model of a folder or of a training run, ready to classify (``model.train()`` goes on training it).
+    """The model of a folder or of a training run, ready to classify (``model.train()`` to train it further).
 
-    ``dtype`` left out: the file's own.
+    Without ``dtype`` it has the file's own type.
 
     Raises:
-        ValueError: one sentence where the folder holds no model for images that is whole.
+        ValueError: one sentence, if the folder holds no complete model for images.
     """
     folder = checkpoint_of(folder)
     load_floors()

@@ -38,7 +38,7 @@ constexpr std::array kBenchmarks{
               declare_bench_train},
     Benchmark{"serve", "Tokens per second of the engine, and over HTTP, beside what the machine's memory allows",
               declare_bench_serve},
-    Benchmark{"layer", "Forward and backward of one layer of each kind against the length", declare_bench_layer},
+    Benchmark{"layer", "Time of one layer of each kind, forward and backward, by sequence length", declare_bench_layer},
 };
 
 std::string processor() {
@@ -179,6 +179,7 @@ bool is_out_of_memory(std::string_view error) {
 }
 
 std::vector<std::int64_t> parse_lengths(const std::string& text) {
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;  // whose products with other sizes fit 64 bits
   std::vector<std::int64_t> lengths;
   for (std::size_t begin = 0; begin <= text.size();) {
     const auto end = std::min(text.find(',', begin), text.size());
@@ -190,7 +191,7 @@ std::vector<std::int64_t> parse_lengths(const std::string& text) {
     } catch (const std::exception&) {
     }
     const bool thousands = read + 1 == word.size() && (word[read] == 'k' || word[read] == 'K');
-    if (length < 1 || (read != word.size() && !thousands)) {
+    if (length < 1 || length > kMostTokens || (read != word.size() && !thousands)) {
       throw std::runtime_error("--lengths got '" + word +
                                "'; it takes numbers of tokens, such as 4096,16384 or 4k,16k.");
     }

@@ -126,18 +126,43 @@ class Contestant {
 using Contestants = std::vector<std::unique_ptr<Contestant>>;
 
 void race(const Contestants& contestants, const Arguments& arguments, std::int64_t length,
-          const train::Compute& compute) {
+          const train::Compute& compute, LiveLine& line) {
+  const auto tell = [&](const Contestant& contestant, const std::string& what) {
+    line.show([&] { return "T = " + grouped(length) + ": " + std::string(contestant.kind().name) + ", " + what; });
+  };
   const auto shape = {arguments.batch, length, arguments.heads * arguments.head_dim};
   const auto options = at::TensorOptions(compute.device).dtype(compute.activations);
   const auto x = at::randn(shape, options), slope = at::randn(shape, options);
   for (const auto& contestant : contestants) {
     train::reset_memory(compute.device);
+    tell(*contestant, "first calls");
     contestant->begin(x, slope);
   }
   for (std::int64_t i = 0; i < arguments.repetitions; ++i) {
-    for (const auto& contestant : contestants) contestant->turn(x, slope);
+    for (const auto& contestant : contestants) {
+      tell(*contestant, std::to_string(i + 1) + " of " + std::to_string(arguments.repetitions));
+      contestant->turn(x, slope);
+    }
   }
 }
+
+/// The table, which is printed row by row: the longest lengths take minutes on a CPU.
+class Table {
+ public:
+  Table(const Contestants& contestants, std::int64_t longest) : header_{grouped(longest)} {
+    for (const auto& contestant : contestants) header_.push_back(std::string(contestant->kind().name) + ", ms");
+    auto first = header_;
+    first[0] = "T";
+    print(first);
+  }
+  void print(const Row& row) const {
+    const auto lines = layout({header_, row}, std::vector<bool>(header_.size(), true));
+    std::cout << lines.substr(lines.find('\n') + 1) << std::flush;
+  }
+
+ private:
+  Row header_;  // with the widest cell of each column
+};
 
 /// What all rows have in common.
 Json setting(const Arguments& arguments, const train::Compute& compute) {
@@ -159,15 +184,15 @@ int run(const Arguments& arguments) {
   for (const auto& token : split(arguments.layers)) {
     contestants.push_back(std::make_unique<Contestant>(token, arguments, compute));
   }
-  std::vector<Row> table(1, Row{"T"});
-  for (const auto& contestant : contestants) table[0].push_back(std::string(contestant->kind().name) + ", ms");
+  std::optional<Table> table;
+  if (!arguments.json && !arguments.json_lines) table.emplace(contestants, lengths.back());
   auto report = setting(arguments, compute);
   Json rows = Json::array();
   LiveLine line;
   for (const auto length : lengths) {
-    line.show([&] { return "T = " + grouped(length); });
-    race(contestants, arguments, length, compute);
-    auto& row = table.emplace_back(Row{grouped(length)});
+    race(contestants, arguments, length, compute, line);
+    line.clear();
+    Row row{grouped(length)};
     for (const auto& contestant : contestants) {
       const auto time = contestant->milliseconds();
       row.push_back(time ? train::print("%.2f", *time) : contestant->failure());
@@ -178,15 +203,15 @@ int run(const Arguments& arguments) {
       if (arguments.json_lines) print_line(report, entry);
       rows.push_back(std::move(entry));
     }
+    if (table) table->print(row);
   }
-  line.clear();
   if (arguments.json_lines) return 0;
   if (arguments.json) {
     report["rows"] = std::move(rows);
     std::cout << report.dump(2) << "\n";
     return 0;
   }
-  std::cout << layout(table, std::vector<bool>(table[0].size(), true)) << "\n"
+  std::cout << "\n"
             << report["machine"].get<std::string>() << "; " << report["dtype"].get<std::string>() << ", batch "
             << arguments.batch << ", " << arguments.heads << " heads of " << arguments.head_dim
             << "; forward + backward, median of " << arguments.repetitions << ".\n";
@@ -197,19 +222,20 @@ int run(const Arguments& arguments) {
 
 Action declare_bench_layer(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
-  app.add_option("--layers", arguments->layers, "Tokens of a pattern, separated by commas")->capture_default_str();
+  app.add_option("--layers", arguments->layers, "Layers, as a pattern names them, separated by commas")
+      ->capture_default_str();
   app.add_option("--lengths", arguments->lengths, "Tokens per sequence, separated by commas; 4k is 4096")
       ->capture_default_str();
   for (const auto& [option, value, meaning] :
        {std::tuple{"--batch", &arguments->batch, "Sequences"},
         {"--heads", &arguments->heads, "Heads"},
         {"--head-dim", &arguments->head_dim, "Channels of a head"},
-        {"--repetitions", &arguments->repetitions, "Times that count, per layer and length"}}) {
+        {"--repetitions", &arguments->repetitions, "Measured repetitions per layer and length"}}) {
     app.add_option(option, *value, meaning)->type_name("N")->check(positive_number())->capture_default_str();
   }
   add_place(app, arguments->place);
-  auto* json = app.add_flag("--json", arguments->json, "For a program to read");
-  app.add_flag("--json-lines", arguments->json_lines, "The same row by row, each length as soon as it is measured")
+  auto* json = app.add_flag("--json", arguments->json, "Print JSON");
+  app.add_flag("--json-lines", arguments->json_lines, "Print every length as a line of JSON as soon as it is measured")
       ->excludes(json);
   app.footer(
       "A layer is all that mixes tokens in a block: projections, convolutions, gates, the memory, the output.\n"

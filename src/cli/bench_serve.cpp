@@ -42,11 +42,11 @@ using train::print;
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kExplained =
-    "Random weights from a configuration, or a model's own, in the engine that `gka serve` runs. Columns:\n"
+    "Runs the engine of `gka serve`, with random weights of a configuration or a model's own. Columns:\n"
     "  tokens/s   of all sequences together; the median step counts\n"
     "  ms         of one step, or of reading the prompt\n"
     "  bytes      what one step has to read and write: weights, states (both ways), attention's caches\n"
-    "  of copy    that over what a large copy reads and writes in the same time, measured in the same run\n"
+    "  of copy    bytes over what a large copy reads and writes in the same time, measured in the same run\n"
     "  of product FLOP of a prompt over the rate of a large matrix product of the activations' type\n"
     "\n"
     "Examples:\n"
@@ -384,22 +384,22 @@ Action declare_bench_serve(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   app.add_option("MODEL", arguments->model, "A configuration (random weights), or a model's folder")->required();
   app.add_option("--batches", arguments->batches, "Sequences that decode at once; 0: none")->capture_default_str();
-  app.add_option("--contexts", arguments->contexts, "Tokens before them; 4k is 4096")->capture_default_str();
-  app.add_option("--prefill", arguments->prefill, "Lengths of prompts that are read; 0: none")->capture_default_str();
-  app.add_option("--http", arguments->http, "Streams over HTTP, beside the same given to the engine");
-  app.add_option("--tokens", arguments->tokens, "Tokens of each sequence (128, on a CPU 16)")
+  app.add_option("--contexts", arguments->contexts, "Context lengths, in tokens; 4k is 4096")->capture_default_str();
+  app.add_option("--prefill", arguments->prefill, "Lengths of prompts to read; 0: none")->capture_default_str();
+  app.add_option("--http", arguments->http, "Streams over HTTP, beside the same streams given to the engine");
+  app.add_option("--tokens", arguments->tokens, "Tokens to decode per sequence (default: 128, on a CPU 16)")
       ->type_name("N")
       ->check(positive_number());
   add_weights_option(app, arguments->weights);
   add_cache_option(app, arguments->kv_cache_dtype);
   app.add_option("--step-tokens", arguments->step_tokens,
-                 "Tokens of prompts that one step reads at the most (16,384; on a CPU 256)")
+                 "The most prompt tokens that one step reads (default: 16,384, on a CPU 256)")
       ->type_name("N")
       ->check(positive_number());
   app.add_flag("--deterministic", arguments->deterministic,
                "As `gka serve --deterministic`: sequences step one by one, prompts are read in pieces of 64 tokens");
   add_place(app, arguments->place);
-  app.add_flag("--json", arguments->json, "For a program to read");
+  app.add_flag("--json", arguments->json, "Print JSON");
   app.footer(kExplained);
   return [arguments] { return run(*arguments); };
 }

@@ -45,7 +45,7 @@ constexpr const char* kExplained =
     "counts.\n"
     "Columns:\n"
     "  tokens/s     tokens per second\n"
-    "  × attention  that over the tokens/s of the model after --against, from neighbouring turns\n"
+    "  × attention  tokens/s over those of the model of --against, from neighbouring turns\n"
     "  MFU          model FLOPs utilisation: tokens/s × FLOP per token, over the rate of a large matrix product of "
     "the\n"
     "               same type, measured in the same run. Per token these are 6 per parameter (all but an untied\n"
@@ -438,7 +438,7 @@ Action declare_bench_train(CLI::App& app) {
       ->required()
       ->type_name("CONFIG");
   app.add_option("--against", arguments->against,
-                 "The model to compare with, or none; left out: attention.json beside the first CONFIG")
+                 "The model to compare with, or none (default: attention.json beside the first CONFIG)")
       ->type_name("CONFIG");
   app.add_option("--lengths", arguments->lengths, "Tokens per sequence, separated by commas; 4k is 4096")
       ->capture_default_str();
@@ -446,27 +446,29 @@ Action declare_bench_train(CLI::App& app) {
                  "Tokens per step, the same at every length (default: the longest length)")
       ->type_name("N")
       ->check(positive_number());
-  app.add_option("--accumulation", arguments->accumulation, "Parts in which a step's tokens go through the model")
+  app.add_option("--accumulation", arguments->accumulation, "How many parts a step's tokens are split into")
       ->type_name("N")
       ->check(positive_number())
       ->capture_default_str();
-  app.add_option("--steps", arguments->steps, "Steps that count, per model and length")
+  app.add_option("--steps", arguments->steps, "Measured steps per model and length")
       ->type_name("N")
       ->check(positive_number())
       ->capture_default_str();
   app.add_option("--text", arguments->text, "Token files (`gka tokenize`) instead of random tokens")->type_name("FILE");
-  app.add_option("--after", arguments->after, "Steps on that text before any is timed, at the first length")
+  app.add_option("--after", arguments->after, "Training steps on that text before timing begins, at the first length")
       ->type_name("N")
       ->check(non_negative_number())
       ->capture_default_str();
-  app.add_flag("--checkpoint-activations", arguments->recompute, "Compute blocks again in the backward pass");
+  app.add_flag("--checkpoint-activations", arguments->recompute,
+               "Recompute blocks in the backward pass, which takes less memory");
   app.add_option("--attention", arguments->attention,
-                 "cuDNN or flash, on a GPU; auto: whichever is faster, tried with five steps at every length")
+                 "torch's attention kernel on a GPU: cuDNN, flash, or auto: whichever is faster, tried with five steps "
+                 "at every length")
       ->check(CLI::IsMember({"auto", "cuDNN", "flash"}))
       ->capture_default_str();
   add_place(app, arguments->place);
-  auto* json = app.add_flag("--json", arguments->json, "For a program to read");
-  app.add_flag("--json-lines", arguments->json_lines, "The same row by row, each as soon as it is measured")
+  auto* json = app.add_flag("--json", arguments->json, "Print JSON");
+  app.add_flag("--json-lines", arguments->json_lines, "Print every row as a line of JSON as soon as it is measured")
       ->excludes(json);
   app.footer(kExplained);
   return [arguments] { return run(*arguments); };

@@ -45,10 +45,10 @@ int run(const Arguments& arguments) {
 Action declare_convert(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   app.add_option("MODEL", arguments->model, "A model with attention: a folder, or a training run")->required();
-  app.add_option("--pattern", arguments->pattern, "The new layers, such as 14x(*-GKA): attention stays where it has *")
+  app.add_option("--pattern", arguments->pattern, "The new pattern, such as 14x(*-GKA); attention stays where it has *")
       ->required();
-  app.add_option("--out", arguments->out, "The folder to make")->required()->type_name("FOLDER");
-  app.add_option("--seed", arguments->seed, "Of what the memories have beyond attention's projections")
+  app.add_option("--out", arguments->out, "The folder to create")->required()->type_name("FOLDER");
+  app.add_option("--seed", arguments->seed, "Seed of the weights that do not come from attention's projections")
       ->capture_default_str();
   app.footer(
       "Example:\n"

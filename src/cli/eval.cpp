@@ -425,24 +425,25 @@ Action declare_eval(CLI::App& app) {
   app.add_option("--tasks", arguments->tasks, "Task files: JSON lines, as experiments/data writes them")
       ->required()
       ->type_name("FILE ...");
-  app.add_option("--limit", arguments->limit, "Only the first so many items of each")
+  app.add_option("--limit", arguments->limit, "Use only the first N items of each task")
       ->check(positive_number())
       ->type_name("N");
   app.add_option("--max-length", arguments->max_length,
-                 "Tokens the model reads at a time (its max_position_embeddings); longer contexts lose their beginning")
+                 "The most tokens the model reads at a time (default: its max_position_embeddings); longer contexts "
+                 "lose their beginning")
       ->check(positive_number())
       ->type_name("N");
-  app.add_option("--batch", arguments->batch, "Answers generated at a time (16 on the CPU, else 128)")
+  app.add_option("--batch", arguments->batch, "Answers to generate at a time (default: 16 on the CPU, else 128)")
       ->check(positive_number())
       ->type_name("N");
   app.add_option("--samples", arguments->samples, "Write every item's answer to a file of JSON lines")
       ->type_name("FILE");
-  app.add_flag("--json", arguments->json, "JSON to standard output in place of the table");
+  app.add_flag("--json", arguments->json, "Print JSON instead of the table");
   app.footer(
       "Metrics are those of lm-evaluation-harness: acc, acc_norm (per character), acc_bytes; acc and perplexity of "
       "last\n"
-      "words; bits_per_byte, byte_ and word_perplexity of texts; contains; exact_match. docs/evaluation.md has the "
-      "files.\n"
+      "words; bits_per_byte, byte_ and word_perplexity of texts; contains; exact_match.\n"
+      "docs/evaluation.md describes task files.\n"
       "\n"
       "Example:\n"
       "  gka eval runs/book --tasks arc.jsonl lambada.jsonl --limit 100 --samples answers.jsonl");

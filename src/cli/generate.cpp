@@ -220,16 +220,17 @@ std::string check_iterations(const std::string& text) {
 
 void add_sampling(CLI::App& app, Arguments& arguments) {
   auto& sampling = arguments.sampling;
-  auto* greedy = app.add_flag("--greedy", arguments.greedy, "The likeliest token each time");
+  auto* greedy = app.add_flag("--greedy", arguments.greedy, "Take the likeliest token each time");
   const auto add = [&](const char* name, auto& value, const char* help) {
     app.add_option(name, value, help)->capture_default_str()->excludes(greedy);
   };
-  add("--temperature", sampling.temperature, "Below 1 bolder, above 1 wilder; 0 is greedy");
+  add("--temperature", sampling.temperature, "Below 1 less random, above 1 more; 0 is greedy");
   add("--top-p", sampling.top_p, "Draw among the fewest tokens that hold this much of the probability");
-  add("--top-k", sampling.top_k, "Draw among so many likeliest tokens; 0: all");
+  add("--top-k", sampling.top_k, "Draw among the N likeliest tokens; 0: all");
   add("--min-p", sampling.min_p, "Draw among tokens at least this likely, as a share of the likeliest");
   add("--seed", sampling.seed, "The same seed gives the same text");
-  app.add_option("--repetition-penalty", sampling.repetition_penalty, "Above 1: tokens that were there are less likely")
+  app.add_option("--repetition-penalty", sampling.repetition_penalty,
+                 "Above 1 makes tokens that already occurred less likely")
       ->capture_default_str();
 }
 
@@ -245,7 +246,7 @@ Action declare_generate(CLI::App& app) {
   input->add_option("--ids", arguments->ids, "Token numbers separated by white space, one sequence per line")
       ->type_name("FILE");
   input->require_option(1);
-  app.add_option("--max-tokens", arguments->max_tokens, "How many tokens at most; eos_token_id ends a text earlier")
+  app.add_option("--max-tokens", arguments->max_tokens, "The most tokens to generate; eos_token_id ends a text earlier")
       ->capture_default_str()
       ->check(non_negative_number())
       ->type_name("N");
@@ -258,10 +259,9 @@ Action declare_generate(CLI::App& app) {
       ->type_name("N")
       ->check(check_iterations);
   add_cache_option(app, arguments->kv_cache_dtype);
-  auto* numbers =
-      app.add_flag("--print-ids", arguments->print_ids,
-                   "Print the new token numbers alone, one line per line of input (eos_token_id is among them)");
-  app.add_flag("--echo", arguments->echo, "Print the prompt before what follows it")->excludes(numbers);
+  auto* numbers = app.add_flag("--print-ids", arguments->print_ids,
+                               "Print only the new token numbers, one line per line of input (eos_token_id included)");
+  app.add_flag("--echo", arguments->echo, "Print the prompt before the answer")->excludes(numbers);
   app.footer(
       "Examples:\n"
       "  gka generate runs/book --prompt 'It was' --max-tokens 80 --temperature 0.8\n"

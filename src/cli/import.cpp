@@ -117,7 +117,10 @@ Written written_as(const Arguments& arguments) {
 int run(const Arguments& arguments) {
   const fs::path source(arguments.source);
   const auto as = written_as(arguments);
-  if (!fs::exists(source)) throw std::runtime_error("there is no " + source.string());
+  if (!fs::exists(source)) {
+    throw std::runtime_error("there is no '" + source.string() +
+                             "'; SOURCE is a model's folder, a run or a .gguf file");
+  }
   const auto folder = new_folder(arguments.out);
   if (fs::is_regular_file(source) && !is_gguf(source)) {
     throw std::runtime_error(source.string() +
@@ -140,7 +143,7 @@ int run(const Arguments& arguments) {
 Action declare(CLI::App& app, const char* source_help) {
   const auto arguments = std::make_shared<Arguments>();
   app.add_option("SOURCE", arguments->source, source_help)->required();
-  app.add_option("--out", arguments->out, "The folder to make")->required()->type_name("FOLDER");
+  app.add_option("--out", arguments->out, "The folder to create")->required()->type_name("FOLDER");
   app.add_option("--dtype", arguments->dtype,
                  models::list_dtypes() + " (by default the source's own; float32 for quantised files, which is exact)");
   app.add_option(

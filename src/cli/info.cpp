@@ -169,7 +169,7 @@ Action declare_info(CLI::App& app) {
       app.add_flag("--refine,!--no-refine", call.refine, "Whether low-precision kernels may refine"),
       app.add_flag("--report", call.report, "As gated_kalmanet_report calls it"),
   };
-  for (auto* option : arguments->about_the_call) option->group("One call to explain");
+  for (auto* option : arguments->about_the_call) option->group("Explain one call");
 
   app.footer(
       "Without a call to explain, a few typical ones are shown.\n"

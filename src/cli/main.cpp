@@ -39,10 +39,10 @@ constexpr const char* kDescription =
 constexpr const char* kExamples =
     "Examples:\n"
     "  gka info                                         what this machine runs, and why\n"
-    "  gka tokenize book.txt --out book                 text to book.tokens\n"
+    "  gka tokenize book.txt --out book                 turn text into book.tokens\n"
     "  gka train configs/tiny/gka.train.json --set 'data.files=[\"book.tokens\"]'\n"
-    "  gka runs                                         how runs stand; gka plot runs/tiny-gka draws one\n"
-    "  gka generate runs/tiny-gka --prompt 'It was'     and gka score, gka eval, gka serve for what it has learnt\n"
+    "  gka runs                                         list runs; gka plot runs/tiny-gka draws one\n"
+    "  gka generate runs/tiny-gka --prompt 'It was'     continue a text; see also gka score, eval, serve\n"
     "\n"
     "`gka COMMAND --help` explains a command's options.";
 

@@ -63,24 +63,24 @@ void add_model_arguments(CLI::App& app, ModelArguments& arguments) {
   app.add_option("MODEL", arguments.model,
                  "A folder with config.json and weights, or a training run (its newest checkpoint)")
       ->required();
-  app.add_option("--device", arguments.device, "cpu, cuda or cuda:N (a GPU where there is one)");
+  app.add_option("--device", arguments.device, "cpu, cuda or cuda:N (default: a GPU where there is one)");
   app.add_option("--dtype", arguments.dtype,
-                 models::list_dtypes() + " (float32 on the CPU by default, elsewhere the checkpoint's own)");
+                 models::list_dtypes() + " (default: float32 on the CPU, elsewhere the checkpoint's own)");
   add_weights_option(app, arguments.weights);
   app.add_option("--tokenizer", arguments.tokenizer,
-                 "For a model without its own: bytes, a tokenizer.json or a folder that holds one");
+                 "For a model without a tokenizer: bytes, a tokenizer.json or a folder with one");
 }
 
 void add_weights_option(CLI::App& app, std::string& weights) {
   app.add_option("--weights", weights,
-                 "How the matrices are kept: " + list_names<models::WeightsAs>() +
-                     " (stored by default: bfloat16 is mapped and not copied; int8 is half of that)");
+                 "Type of the weight matrices: " + list_names<models::WeightsAs>() +
+                     " (default: stored, where bfloat16 is mapped and not copied; int8 is half of that)");
 }
 
 CLI::Option* add_cache_option(CLI::App& app, std::string& kv_cache_dtype) {
   return app
       .add_option("--kv-cache-dtype", kv_cache_dtype,
-                  "How attention's keys and values are kept: auto (the activations' type), int8 (half of bfloat16)")
+                  "Type of attention's cached keys and values: auto (the activations' type) or int8 (half of bfloat16)")
       ->check(CLI::IsMember({"auto", "int8"}));
 }
 

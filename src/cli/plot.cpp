@@ -60,9 +60,9 @@ Action declare_plot(CLI::App& app) {
   const auto options = std::make_shared<PlotOptions>();
   app.add_option("runs", options->runs, "Folders of runs")->required()->type_name("RUN");
   app.add_option("-o,--output", options->output,
-                 "The picture; its ending says the kind (.png, which it gets without one, .svg, .pdf)")
+                 "The picture to write; its ending chooses the kind: .png (added if there is none), .svg, .pdf")
       ->capture_default_str();
-  app.add_option("--x", options->x, "What goes across: step, tokens, time; of models for images also images, epoch")
+  app.add_option("--x", options->x, "The horizontal axis: step, tokens, time; for models of images also images, epoch")
       ->capture_default_str();
   app.add_option("--y", options->y,
                  "Panels, separated by commas: loss, accuracy, learning_rate, "

@@ -110,8 +110,8 @@ int list(const RunsOptions& options) {
 
 Action declare_runs(CLI::App& app) {
   const auto options = std::make_shared<RunsOptions>();
-  app.add_option("folder", options->folder, "Where to look, itself and below")->capture_default_str();
-  app.add_flag("--json", options->json, "For a program to read");
+  app.add_option("folder", options->folder, "The folder to search, with all folders below it")->capture_default_str();
+  app.add_flag("--json", options->json, "Print JSON");
   return [options] { return list(*options); };
 }
 

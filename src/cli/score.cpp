@@ -221,6 +221,9 @@ std::vector<Tokens> inputs_of(const Arguments& arguments, std::int64_t vocabular
 }
 
 int run(const Arguments& arguments) {
+  if (arguments.window == 1) {
+    throw std::runtime_error("--window is 1, and the first token of a window is not scored; it takes 2 or more");
+  }
   if (arguments.overlap >= arguments.window && arguments.overlap > 0) {
     throw std::runtime_error("--overlap is " + std::to_string(arguments.overlap) + " and must be below --window, " +
                              std::to_string(arguments.window));
@@ -268,19 +271,18 @@ Action declare_score(CLI::App& app) {
       ->type_name("FILE");
   input->require_option(1);
   auto* window = app.add_option("--window", arguments->window,
-                                "Score longer sequences in windows of so many tokens, each read by itself")
+                                "Score longer sequences in windows of N tokens, each read by itself")
                      ->check(positive_number())
                      ->type_name("N");
-  app.add_option("--overlap", arguments->overlap,
-                 "Windows begin so many tokens earlier, which they see and do not score")
+  app.add_option("--overlap", arguments->overlap, "Begin windows N tokens earlier, which they see and do not score")
       ->check(non_negative_number())
       ->needs(window)
       ->type_name("N");
-  auto* packed = app.add_option("--packed", arguments->packed,
-                                "Read sequences in one pass, packed up to so many tokens, in place of the engine: the "
-                                "faster way on a GPU")
-                     ->check(positive_number())
-                     ->type_name("N");
+  auto* packed =
+      app.add_option("--packed", arguments->packed,
+                     "Read sequences without the engine, packed into passes of up to N tokens: faster on a GPU")
+          ->check(positive_number())
+          ->type_name("N");
   add_cache_option(app, arguments->kv_cache_dtype)->excludes(packed);
   app.add_flag("--per-token", arguments->per_token, "List every sequence with the log-probability of each token");
   app.add_option(

@@ -189,22 +189,23 @@ Action declare_serve(CLI::App& app) {
   app.add_option("MODEL", arguments->models, "Folders with config.json and weights, or training runs")->required();
   const auto not_empty = [](const std::string& text) { return text.empty() ? "takes a text" : std::string(); };
   app.add_option("--name", arguments->names,
-                 "What clients call the models, one each in their order (their folders' names by default)")
+                 "Names of the models for clients, one each in order (default: their folders' names)")
       ->check(not_empty)
       ->allow_extra_args(false);
-  app.add_option("--host", http.host, "Address to listen on; 0.0.0.0: every one of the machine's")
-      ->capture_default_str();
+  app.add_option("--host", http.host, "Address to listen on; 0.0.0.0: all of the machine's")->capture_default_str();
   http.port = 8000;
-  app.add_option("--port", http.port, "0: any that is free")->capture_default_str()->check(CLI::Range(0, 65535));
+  app.add_option("--port", http.port, "Port to listen on; 0: any free port")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 65535));
   app.add_option("--api-key", service.keys, "A key clients must send; may be given several times")
       ->check(not_empty)
       ->allow_extra_args(false);
   app.add_option("--api-key-file", arguments->key_file, "A file with one key a line")->type_name("FILE");
-  app.add_option("--memories", arguments->memories, "Where memories are kept; without it they end with the server")
+  app.add_option("--memories", arguments->memories, "Folder that keeps memories; without it they end with the server")
       ->type_name("FOLDER");
-  app.add_option("--device", engine.device, "cpu, cuda or cuda:N (a GPU where there is one)");
+  app.add_option("--device", engine.device, "cpu, cuda or cuda:N (default: a GPU where there is one)");
   app.add_option("--dtype", engine.dtype,
-                 models::list_dtypes() + " (float32 on the CPU by default, elsewhere the checkpoint's own)");
+                 models::list_dtypes() + " (default: float32 on the CPU, elsewhere the checkpoint's own)");
   add_weights_option(app, engine.weights);
   add_cache_option(app, engine.kv_cache_dtype);
   app.add_option("--tokenizer", arguments->tokenizer,
@@ -215,7 +216,7 @@ Action declare_serve(CLI::App& app) {
   app.add_option("--queue", engine.queue, "Requests that may wait; more get 429")
       ->capture_default_str()
       ->check(positive_number());
-  app.add_flag("--deterministic", engine.deterministic, "No answer changes in a bit with what else runs; slower");
+  app.add_flag("--deterministic", engine.deterministic, "Answers have the same bits whatever else runs; slower");
   app.add_option("--streams-per-key", service.streams_per_key, "Requests one key may have running (0: any number)")
       ->check(non_negative_number());
   app.add_option("--max-body", arguments->max_body_mib, "Largest request")
@@ -226,7 +227,7 @@ Action declare_serve(CLI::App& app) {
                  "Responses kept for each key, to go on from by previous_response_id (0: none)")
       ->capture_default_str()
       ->check(non_negative_number());
-  app.add_option("--stored-size", arguments->stored_mib, "and how much they may take together")
+  app.add_option("--stored-size", arguments->stored_mib, "The most that kept responses may take together, for each key")
       ->type_name("MIB")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
@@ -236,7 +237,7 @@ Action declare_serve(CLI::App& app) {
       ->check(check_origin)
       ->allow_extra_args(false);
   app.add_option("--certificate", http.certificate, "Serve TLS with this PEM file")->type_name("FILE");
-  app.add_option("--certificate-key", http.key, "and its key")->type_name("FILE");
+  app.add_option("--certificate-key", http.key, "The certificate's private key")->type_name("FILE");
   app.add_option("--drain-seconds", arguments->drain_seconds, "How long running answers may take after SIGTERM")
       ->capture_default_str()
       ->check(non_negative_number());
@@ -244,8 +245,9 @@ Action declare_serve(CLI::App& app) {
   app.add_flag("--log-text", service.log_text, "Log answers' text too");
   app.add_flag("--quiet", service.quiet, "Log nothing");
   app.footer(
-      "Prints its address once models are loaded; a browser finds a chat there, OpenAI's clients the API under /v1.\n"
-      "Ctrl-C or SIGTERM lets running answers end, a second one stops at once.\n"
+      "Prints its address once models are loaded. A browser finds a chat page there, OpenAI's clients the API under "
+      "/v1.\n"
+      "Ctrl-C or SIGTERM lets running answers end; a second one stops at once.\n"
       "\n"
       "Examples:\n"
       "  gka serve model\n"

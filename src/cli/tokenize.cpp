@@ -171,15 +171,15 @@ Action declare_tokenize(CLI::App& app) {
   app.add_option("--out", arguments->out, "The token file is PREFIX.tokens")->type_name("PREFIX");
   app.add_option("--field", arguments->field, "Files are JSON lines with the text under this key")->type_name("KEY");
   app.add_option("--separator", arguments->separator,
-                 "What stands between the documents of a text file (default: a file is one)")
+                 "Text between the documents of a text file (default: a file is one document)")
       ->type_name("TEXT");
-  auto* end =
-      app.add_option("--end-token", arguments->end_token, "Put after every document (default: the tokenizer's own)")
-          ->type_name("TOKEN");
+  auto* end = app.add_option("--end-token", arguments->end_token,
+                             "Token to put after every document (default: the tokenizer's own)")
+                  ->type_name("TOKEN");
   app.add_flag("--no-end-token", arguments->no_end_token, "Put nothing after a document")->excludes(end);
-  app.add_flag("--no-specials", arguments->no_specials, "Text that spells a special token is text, as a user's is");
-  app.add_option("--threads", arguments->threads, "How many encode at a time (default: all)")->type_name("N");
-  app.add_flag("--verify", arguments->verify, "The files are token files: check them against their checksums");
+  app.add_flag("--no-specials", arguments->no_specials, "Read text that spells a special token as plain text");
+  app.add_option("--threads", arguments->threads, "Threads that encode (default: all cores)")->type_name("N");
+  app.add_flag("--verify", arguments->verify, "Check token files against their checksums");
   app.footer(
       "Examples:\n"
       "  gka tokenize book.txt --out data/book\n"

@@ -50,6 +50,7 @@ int train_bpe(const Arguments& arguments) {
              train::short_bytes(static_cast<double>(reader.total_bytes()));
     });
   });
+  if (trainer.words() == 0) throw std::runtime_error("there is no text in what was read, so no tokenizer");
   const auto file = trainer.train([&](std::int64_t done, std::int64_t all) {
     line.show([&] { return std::to_string(done) + " of " + std::to_string(all) + " merges"; });
   });
@@ -145,7 +146,7 @@ Action declare_tokenizer(CLI::App& app) {
   train->add_option("--out", arguments->out, "The tokenizer.json to write")->required()->type_name("FILE");
   train
       ->add_option("--vocab-size", options.vocab_size,
-                   "Tokens, the 256 bytes and special ones included (default: 32768)")
+                   "Size of the vocabulary, with the 256 bytes and special tokens (default: 32768)")
       ->type_name("N");
   train->add_option("--min-count", options.min_count, "Pairs that occur less often are not joined (default: 2)")
       ->type_name("N");
@@ -153,11 +154,13 @@ Action declare_tokenizer(CLI::App& app) {
       ->add_option("--pattern", options.pattern,
                    "How text is cut into words: " + pattern_names() + "or a regular expression (default: gpt2)")
       ->type_name("NAME");
-  train->add_option("--special", options.specials, "A special token, may be repeated (default: <|endoftext|>)")
+  train
+      ->add_option("--special", options.specials,
+                   "A special token; may be given several times (default: <|endoftext|>)")
       ->type_name("TOKEN")
       ->allow_extra_args(false);
   train->add_option("--field", arguments->field, "Files are JSON lines with the text under this key")->type_name("KEY");
-  train->add_option("--separator", arguments->separator, "What stands between the documents of a text file")
+  train->add_option("--separator", arguments->separator, "Text between the documents of a text file")
       ->type_name("TEXT");
 
   struct Verb {
@@ -166,15 +169,14 @@ Action declare_tokenizer(CLI::App& app) {
     Run run;
   };
   for (const auto& [name, summary, run] :
-       {Verb{"info", "Say what a tokenizer is", show}, Verb{"encode", "Standard input to token numbers", encode},
-        Verb{"decode", "Token numbers on standard input to text", decode}}) {
+       {Verb{"info", "Describe a tokenizer", show}, Verb{"encode", "Turn standard input into token numbers", encode},
+        Verb{"decode", "Turn token numbers on standard input into text", decode}}) {
     auto* verb = add_verb(app, name, summary, chosen, run);
     verb->add_option("tokenizer", arguments->name, "bytes, a tokenizer.json, or a folder with one (default: bytes)")
         ->type_name("NAME");
-    if (run != show) verb->add_flag("--specials", arguments->specials, "With the special tokens around a text");
+    if (run != show) verb->add_flag("--specials", arguments->specials, "Include the special tokens around a text");
     if (run == encode) {
-      verb->add_flag("--no-specials", arguments->no_specials,
-                     "Text that spells a special token is text, as a user's is");
+      verb->add_flag("--no-specials", arguments->no_specials, "Read text that spells a special token as plain text");
     }
   }
   app.footer(

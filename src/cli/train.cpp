@@ -23,11 +23,11 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  gka train configs/tiny/gka.train.json                          a new run in runs/tiny-gka\n"
     "  gka train tiny.json --set learning_rate=3e-3 --set output=runs/b\n"
-    "  gka train runs/tiny-gka --resume                               go on after Ctrl-C, a crash or a power cut\n"
+    "  gka train runs/tiny-gka --resume                               continue after Ctrl-C, a crash or a power cut\n"
     "  gka train long.json --from runs/tiny-gka                       a new run from the weights of another\n"
-    "  ls sweep/*.json | gka train -                                  many small runs, without starting anew for each\n"
+    "  ls sweep/*.json | gka train -                                  many small runs in one process\n"
     "\n"
-    "Ctrl-C finishes the step, saves and says how to go on. docs/training.md explains the rest.";
+    "Ctrl-C finishes the step, saves and says how to resume. docs/training.md explains the rest.";
 
 struct TrainOptions {
   std::string config, from;
@@ -104,15 +104,14 @@ Action declare_train(CLI::App& app) {
   app.add_option("config", options->config,
                  "A training file (JSON), the folder of a run, or - for a list of them on standard input")
       ->type_name("CONFIG");
-  app.add_option("--set", options->assignments, "Change one key of it; may be given many times")
+  app.add_option("--set", options->assignments, "Change one key of the training file; may be given several times")
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_flag("--resume", options->resume, "Continue the run in the output folder, to the same bits");
   app.add_option("--from", options->from, "Start a new run from the weights of a checkpoint, run or model")
       ->type_name("FOLDER");
-  app.add_flag("--no-verify", options->no_verify,
-               "Take token files as they are, without reading them once to check them");
+  app.add_flag("--no-verify", options->no_verify, "Do not check token files against their checksums");
   app.add_flag("--keys", options->keys, "List the keys of a training file");
   app.footer(kExamples);
   return [options] { return run_training(*options); };

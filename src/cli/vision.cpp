@@ -248,44 +248,47 @@ void declare_train_verb(CLI::App& app, const std::shared_ptr<Arguments>& argumen
   };
   app.add_option("config", arguments->config,
                  "A model's configuration (configs/vision/fashion.json); image_size, channels, classes and\n"
-                 "class_names are those of the images where it leaves them out")
+                 "class_names are taken from the images where it leaves them out")
       ->type_name("CONFIG");
   text("--data", "data", "A data set: a folder with train.safetensors and test.safetensors", "FOLDER");
   app.add_option("--out", arguments->out, "The folder of the run")->type_name("RUN");
-  number("--epochs", "epochs", "How often every image is seen (default: 10)");
-  whole("--steps", "steps", "How many batches instead");
+  number("--epochs", "epochs", "Passes over the training images (default: 10)");
+  whole("--steps", "steps", "Batches to train on, instead of --epochs");
   whole("--batch", "batch", "Images in a batch (default: 128)");
   number("--lr", "learning_rate", "The highest learning rate (default: 5e-4); it falls to a hundredth, as a cosine");
-  number("--weight-decay", "weight_decay", "Of matrices and convolutions (default: 0.05)");
+  number("--weight-decay", "weight_decay", "Weight decay of matrices and convolutions (default: 0.05)");
   number("--warmup", "warmup", "Fraction of the steps in which the rate rises (default: 0.05)");
   number("--label-smoothing", "label_smoothing", "Share of a label that goes to all classes (default: 0.1)");
   text("--augment", "augment",
-       "What is done to images by chance: flip, crop (moved by up to an eighth), flip,crop (default) or none", "WHAT");
-  whole("--seed", "seed", "Of weights, order and chance (default: 0); the order does not depend on the mixer");
-  text("--device", "device", "cpu, cuda or cuda:N (a GPU where there is one)", "DEVICE");
-  text("--dtype", "dtype", "Of activations: " + models::list_dtypes() + " (bfloat16 on a GPU, float32 elsewhere)",
+       "Random changes to images: flip, crop (moved by up to an eighth), flip,crop (default) or none", "WHAT");
+  whole("--seed", "seed",
+        "Seed of weights, order and random changes (default: 0); the order does not depend on the mixer");
+  text("--device", "device", "cpu, cuda or cuda:N (default: a GPU where there is one)", "DEVICE");
+  text("--dtype", "dtype", "Type of activations: " + models::list_dtypes() + " (bfloat16 on a GPU, float32 elsewhere)",
        "TYPE");
-  whole("--eval-every", "eval_every", "Steps between looks at the test images (default: an epoch)");
+  whole("--eval-every", "eval_every", "Steps between evaluations on the test images (default: an epoch)");
   whole("--checkpoint-every", "checkpoint_every", "Steps between checkpoints (default: an epoch)");
-  whole("--keep", "keep", "Checkpoints that are kept (default: 2)");
+  whole("--keep", "keep", "Checkpoints to keep (default: 2)");
   app.add_flag("--resume", arguments->resume, "Continue the run in --out with its own settings, to the same bits");
   app.footer(
       "Examples:\n"
       "  gka vision train configs/vision/fashion.json --data data/fashion --out runs/fashion --epochs 5\n"
-      "  gka vision train --out runs/fashion --resume                 go on after Ctrl-C or a crash\n"
+      "  gka vision train --out runs/fashion --resume                 continue after Ctrl-C or a crash\n"
       "  gka vision train --out runs/fashion --resume --epochs 10     and for longer\n"
       "\n"
-      "Ctrl-C finishes the step, saves and says how to go on. `gka runs` lists runs, `gka plot` draws them; "
+      "Ctrl-C finishes the step, saves and says how to resume. `gka runs` lists runs, `gka plot` draws them; "
       "RUN/latest\n"
       "is the newest model, with its accuracy on the test images in RUN/metrics.jsonl.");
 }
 
 /// MODEL, --device, --dtype, --json.
 void declare_model(CLI::App& app, const std::shared_ptr<Arguments>& arguments) {
-  app.add_option("MODEL", arguments->model.model, "A model's folder, or a run of `gka vision train` (its newest)")
+  app.add_option("MODEL", arguments->model.model,
+                 "A model's folder, or a run of `gka vision train` (its newest checkpoint)")
       ->required();
-  app.add_option("--device", arguments->model.device, "cpu, cuda or cuda:N (a GPU where there is one)");
-  app.add_option("--dtype", arguments->model.dtype, "Of activations: " + models::list_dtypes() + " (default: float32)");
+  app.add_option("--device", arguments->model.device, "cpu, cuda or cuda:N (default: a GPU where there is one)");
+  app.add_option("--dtype", arguments->model.dtype,
+                 "Type of activations: " + models::list_dtypes() + " (default: float32)");
   app.add_flag("--json", arguments->json, "Print JSON");
 }
 
@@ -307,7 +310,7 @@ void declare_classify_verb(CLI::App& app, const std::shared_ptr<Arguments>& argu
   declare_model(app, arguments);
   app.add_option("FILE", arguments->data, "A file of images (safetensors), or a data set (its test.safetensors)")
       ->required();
-  app.add_option("--index", arguments->indices, "Which of its images, from 0 on (default: the first ten)")
+  app.add_option("--index", arguments->indices, "Which images, counted from 0 (default: the first ten)")
       ->type_name("I…");
   app.footer(
       "Example:\n"
@@ -320,10 +323,10 @@ Action declare_vision(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   const auto chosen = std::make_shared<Run>(nullptr);
   app.require_subcommand(1);
-  declare_train_verb(*add_verb(app, "train", "Train a model for images, or go on with a run", chosen, train_model),
+  declare_train_verb(*add_verb(app, "train", "Train a model for images, or resume a run", chosen, train_model),
                      arguments);
-  declare_eval_verb(*add_verb(app, "eval", "How often a model is right about images", chosen, evaluate), arguments);
-  declare_classify_verb(*add_verb(app, "classify", "What a model sees in images", chosen, classify), arguments);
+  declare_eval_verb(*add_verb(app, "eval", "Measure a model's accuracy on images", chosen, evaluate), arguments);
+  declare_classify_verb(*add_verb(app, "classify", "Classify images", chosen, classify), arguments);
   app.footer(
       "Examples:\n"
       "  gka vision train configs/vision/fashion.json --data data/fashion --out runs/fashion\n"

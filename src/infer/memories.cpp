@@ -14,6 +14,7 @@
 #include <stdexcept>
 
 #include "base/files.h"
+#include "base/folders.h"
 #include "base/hash.h"
 #include "models/activations.h"
 #include "models/dtypes.h"
@@ -187,9 +188,7 @@ Remembered read_remembered(const fs::path& file, const models::Decoder& decoder,
 
 Memories::Memories(fs::path folder) : folder_(std::move(folder)) {
   if (folder_.empty()) return;
-  std::error_code failure;
-  fs::create_directories(folder_, failure);
-  if (failure) throw std::runtime_error("cannot make the folder " + folder_.string() + ": " + failure.message());
+  make_folder(folder_);
   remove_abandoned(folder_);
   look_again();
 }

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/limits.h"
 #include "layers/config.h"
 #include "layers/projection.h"
 
@@ -14,10 +15,9 @@ namespace gka::layers {
 
 /// Of keys or values, as the memories that solve take them; throws one sentence where it is none.
 inline std::int64_t head_size(const char* name, std::int64_t size) {
-  constexpr std::int64_t kMost = 256;
-  if (size >= 1 && size <= kMost) return size;
+  if (size >= 1 && size <= kLargestDim) return size;
   throw std::invalid_argument(std::string(name) + " of a head has " + std::to_string(size) +
-                              " channels; the memory takes 1 to 256.");
+                              " channels; the memory takes 1 to " + std::to_string(kLargestDim) + ".");
 }
 
 struct HeadSizes {

@@ -83,7 +83,9 @@ HeadOutput::Options output_options(const Sizes& sizes, bool gate, double eps, st
 }
 
 Sizes sizes_of(const RetNetConfig& c, const MixerConfig& config) {
-  return shares(or_else(c.num_heads, config.num_attention_heads), c.expand_k, c.expand_v, config);
+  const auto sizes = shares(or_else(c.num_heads, config.num_attention_heads), c.expand_k, c.expand_v, config);
+  divided(sizes.key_dim, 2, "rotary keys per head");
+  return sizes;
 }
 
 /// Rotary queries and keys, and head h fades by 1 − 2^(−5−h) a token.

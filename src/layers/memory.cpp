@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/limits.h"
 #include "gka/gka.h"
 #include "layers/functions.h"
 #include "ops/recurrence.h"
@@ -26,7 +27,6 @@ namespace {
 
 constexpr std::int64_t kChunk = 64;
 constexpr std::int64_t kLeaf = 4;
-constexpr std::int64_t kOperatorLimit = 256;  // the largest K and V gka::linear_memory takes
 
 /// Σ of the log decays up to and including each row of [..., C, K].
 at::Tensor sums_to(const at::Tensor& g) { return g.cumsum(-2); }
@@ -249,7 +249,7 @@ at::Tensor by_recurrence(ops::Recurrence recurrence, ops::RecurrencePath path, C
 /// Whether the operator with its own kernels computes it.
 bool has_operator(const MemoryInputs& in, MemoryRule rule) {
   const bool per_channel = in.log_decay.defined() && in.log_decay.dim() == in.q.dim();
-  return rule == MemoryRule::add && !per_channel && in.q.size(-1) <= kOperatorLimit && in.v.size(-1) <= kOperatorLimit;
+  return rule == MemoryRule::add && !per_channel && in.q.size(-1) <= kLargestDim && in.v.size(-1) <= kLargestDim;
 }
 
 at::Tensor by_operator(const MemoryInputs& in, Call& call) {

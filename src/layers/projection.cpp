@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "gka/block.h"
+#include "gka/block_kernels.h"
 #include "layers/functions.h"
 #include "ops/block.h"
 #include "ops/fused.h"
@@ -179,6 +180,11 @@ HeadProjection::HeadProjection(std::string_view name, const HeadProjectionOption
   const auto channels = options.heads * options.head_dim;
   weight_ = projection_weight(join(name, "_proj"), channels, config.hidden_size, config, scope, room);
   if (options.conv_size > 0) {
+    if (options.norm != L2Norm::none && options.head_dim > kernels::kMaxConvHead) {
+      throw std::invalid_argument("a head of '" + std::string(name) + "' has " + std::to_string(options.head_dim) +
+                                  " channels; behind a short convolution it takes 1 to " +
+                                  std::to_string(kernels::kMaxConvHead) + ".");
+    }
     conv_ = ShortConv(join(name, "_conv1d"), channels, options.conv_size, options.conv_bias, config, scope);
   }
 }

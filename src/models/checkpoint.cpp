@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "base/folders.h"
 #include "models/activations.h"
 #include "models/checksums.h"
 #include "models/dtypes.h"
@@ -364,7 +365,10 @@ void load_weights(Decoder& decoder, const Weights& weights, const WeightsOptions
 }
 
 ModelConfig load_config(const fs::path& folder, const Warn& warn) {
-  if (!fs::exists(folder)) throw std::runtime_error("there is no " + folder.string());
+  if (!fs::exists(folder)) {
+    throw std::runtime_error("there is no model '" + folder.string() +
+                             "': it is a checkpoint's folder or a training run");
+  }
   if (!fs::is_directory(folder) || !fs::exists(folder / kConfigName)) {
     throw std::runtime_error(folder.string() + " is not a checkpoint: that is a folder with a " + kConfigName +
                              " in it");
@@ -397,9 +401,7 @@ Decoder load_model(const fs::path& folder, const LoadOptions& options) {
 }
 
 void save_model(const Decoder& decoder, const fs::path& folder, const SaveOptions& options) {
-  std::error_code failure;
-  fs::create_directories(folder, failure);
-  if (failure) throw std::runtime_error("cannot make the folder " + folder.string() + ": " + failure.message());
+  make_folder(folder);
   const auto dtype = options.dtype.value_or(decoder.parameters().options().dtype);
   std::vector<PlannedTensor> tensors;
   for (const auto& parameter : decoder.parameters().all()) {

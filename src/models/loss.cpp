@@ -36,9 +36,9 @@ at::ScalarType wide_type(const at::Tensor& tensor) {
 void check(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels) {
   if (hidden.dim() < 1 || weight.dim() != 2 || hidden.size(-1) != weight.size(1) ||
       labels.sizes() != hidden.sizes().slice(0, static_cast<std::size_t>(hidden.dim() - 1))) {
-    throw std::invalid_argument("the loss takes hidden [..., C], a head [V, C] and labels [...]; it got shapes " +
-                                std::to_string(hidden.numel()) + ", " + std::to_string(weight.numel()) + " and " +
-                                std::to_string(labels.numel()) + " values that do not fit each other");
+    throw std::invalid_argument(c10::str("the loss takes hidden [..., C], a head [V, C] and labels [...]; it got ",
+                                         hidden.sizes(), ", ", weight.sizes(), " and ", labels.sizes(),
+                                         ", which do not fit each other"));
   }
   if (!labels.is_cpu()) return;
   const auto wrong = labels.ge(weight.size(0)).logical_or_(labels.lt(0).logical_and_(labels.ne(kIgnoredLabel)));

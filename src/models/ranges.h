@@ -17,7 +17,7 @@ void check_range(std::string_view key, std::int64_t value, const std::string& wh
 /// Every number of the groups that hold the mixers' choices.
 void check_groups(const layers::MixerConfig& mixer, const std::string& where);
 
-/// Every whole number of the configuration and of its groups.
+/// Every number of the configuration and of its groups.
 void check_ranges(const ModelConfig& config, const std::string& where);
 
 }  // namespace gka::models

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "base/folders.h"
 #include "models/checkpoint.h"
 #include "models/checksums.h"
 #include "models/config.h"
@@ -37,9 +38,7 @@ std::vector<const layers::Parameter*> tensors_of(const VisionModel& model) {
 }  // namespace
 
 void save_vision(const VisionModel& model, const fs::path& folder) {
-  std::error_code failure;
-  fs::create_directories(folder, failure);
-  if (failure) throw std::runtime_error("cannot make the folder " + folder.string() + ": " + failure.message());
+  make_folder(folder);
   std::vector<PlannedTensor> planned;
   for (const auto* tensor : tensors_of(model)) {
     planned.push_back(
@@ -52,7 +51,9 @@ void save_vision(const VisionModel& model, const fs::path& folder) {
 }
 
 VisionConfig load_vision_config(const fs::path& folder) {
-  if (!fs::exists(folder)) throw std::runtime_error("there is no " + folder.string());
+  if (!fs::exists(folder)) {
+    throw std::runtime_error("there is no model '" + folder.string() + "': it is a model's folder or a training run");
+  }
   if (!fs::is_directory(folder) || !fs::exists(folder / kConfigName)) {
     throw std::runtime_error(folder.string() + " is not a model: that is a folder with a " + kConfigName + " in it");
   }

@@ -9,6 +9,8 @@
 
 #include <tuple>
 
+#include "base/limits.h"
+#include "gka/block_kernels.h"
 #include "gka/info.h"
 #include "ops/autograd.h"
 #include "ops/block.h"
@@ -168,6 +170,8 @@ TORCH_LIBRARY(gka, m) {
   m.def("from_sketch(Tensor q, Tensor z, Tensor sketch, Tensor? alpha=None) -> Tensor", from_sketch);
 
   m.def("version() -> str", []() -> std::string { return version(); });
+  m.def("limits() -> (int head, int conv_size, int conv_head)",
+        [] { return std::tuple(kLargestDim, kernels::kMaxConvWidth, kernels::kMaxConvHead); });
   m.def("backends() -> (str[] name, bool[] built, bool[] available, str[] detail)", list_backends);
   m.def(
       "choose_kernel(str device, int device_index, ScalarType dtype, int key_dim, int value_dim, str solver, "

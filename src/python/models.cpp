@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/fields.h"
+#include "base/folders.h"
 #include "layers/mixers.h"
 #include "layers/rotary.h"
 #include "models/checkpoint.h"
@@ -85,7 +86,7 @@ void save_model(const std::string& folder, const std::string& json, const Weight
                        .shape = tensor.sizes().vec(),
                        .make = [tensor] { return tensor; }});
   }
-  std::filesystem::create_directories(folder);
+  make_folder(folder);
   models::write_weights(folder, std::move(planned));
   models::write_config(folder, config, dtype);
   models::write_tokenizer_config(folder, config);

@@ -10,8 +10,6 @@ namespace {
 
 constexpr const char* kThink = "<think>";
 constexpr const char* kThought = "</think>";
-constexpr const char* kCall = "<tool_call>";
-constexpr const char* kCalled = "</tool_call>";
 constexpr const char* kWhite = " \t\r\n";
 constexpr std::size_t kLongestHead = 1000;  // in bytes; a longer one is looked for only when the call has ended
 
@@ -22,6 +20,8 @@ ToolCall read_call(const std::string& text) {
   const auto arguments = json.value("arguments", Json::object());
   return {json["name"].get<std::string>(), arguments.is_string() ? arguments.get<std::string>() : dumped(arguments)};
 }
+
+std::string marked(const std::string& call) { return std::string(kCallMark) + call + std::string(kCalledMark); }
 
 /// The beginning of a call as most models write it: {"name": "…", "arguments": {
 struct Head {
@@ -93,17 +93,18 @@ AnswerParser::AnswerParser(Options options)
 std::vector<std::string> AnswerParser::markers() const {
   switch (state_) {
     case State::start:
-      return options_.tools ? std::vector<std::string>{kThink, kCall} : std::vector<std::string>{kThink};
+      return options_.tools ? std::vector<std::string>{kThink, std::string(kCallMark)}
+                            : std::vector<std::string>{kThink};
     case State::reasoning: return {kThought};
     case State::call:  // one that the prompt has opened ends with the answer: its texts may hold any marker
     case State::arguments:
     case State::after_arguments:
-      return options_.calling ? std::vector<std::string>{} : std::vector<std::string>{kCalled};
+      return options_.calling ? std::vector<std::string>{} : std::vector<std::string>{std::string(kCalledMark)};
     case State::over: return {};
     case State::after_mark:
     case State::content: break;
   }
-  return options_.tools ? std::vector<std::string>{kCall} : std::vector<std::string>{};
+  return options_.tools ? std::vector<std::string>{std::string(kCallMark)} : std::vector<std::string>{};
 }
 
 void AnswerParser::emit(std::vector<Part>& parts, std::string text) {
@@ -118,11 +119,11 @@ void AnswerParser::emit(std::vector<Part>& parts, std::string text) {
 void AnswerParser::enter(const std::string& marker, std::vector<Part>& parts) {
   if (marker == kThink) state_ = State::reasoning;
   if (marker == kThought) state_ = State::after_mark;
-  if (marker == kCall) {
+  if (marker == kCallMark) {
     state_ = State::call;
     call_.clear();
   }
-  if (marker == kCalled) end_call(parts);
+  if (marker == kCalledMark) end_call(parts);
 }
 
 void AnswerParser::end_call(std::vector<Part>& parts) {
@@ -131,7 +132,7 @@ void AnswerParser::end_call(std::vector<Part>& parts) {
   if (!begun) {
     auto call = read_call(call_);
     // Not a call, or one that was cut off: what the model wrote.
-    if (call.name.empty()) return emit(parts, options_.calling ? call_ : kCall + call_ + kCalled);
+    if (call.name.empty()) return emit(parts, options_.calling ? call_ : marked(call_));
     ++calls_;
     parts.push_back({Part::Kind::call, std::move(call.name)});
     add(parts, Part::Kind::arguments, std::move(call.arguments));
@@ -221,7 +222,7 @@ void AnswerParser::close(std::vector<Part>& parts) {
     end_call(parts);
   } else if (state_ == State::call) {  // cut off before its arguments
     state_ = State::content;
-    emit(parts, kCall + call_);
+    emit(parts, std::string(kCallMark) + call_);
   }
 }
 

@@ -14,6 +14,9 @@
 
 namespace gka::serve {
 
+/// What stands around a call.
+inline constexpr std::string_view kCallMark = "<tool_call>", kCalledMark = "</tool_call>";
+
 struct ToolCall {
   std::string name, arguments;  // arguments: JSON, as the model wrote it
 };

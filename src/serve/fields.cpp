@@ -55,15 +55,6 @@ constexpr std::string_view kChoice =
 constexpr std::string_view kInput =
     R"({"anyOf": [{"type": "string"},
                   {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/InputItem"}}]})";
-constexpr std::string_view kTextSettings =
-    R"({"type": "object", "additionalProperties": false, "properties": {
-          "verbosity": {"enum": ["low", "medium", "high", null]},
-          "format": {"anyOf": [
-            {"type": "null"},
-            {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
-            {"type": "object", "required": ["type", "name", "schema"],
-             "properties": {"type": {"const": "json_schema"}, "name": {"type": "string"},
-                            "schema": {"type": "object"}}}]}}})";
 constexpr std::string_view kFlatTools =
     R"({"type": "array", "items": {"type": "object", "required": ["type", "name"],
         "properties": {"type": {"const": "function"}, "name": {"type": "string", "minLength": 1},
@@ -78,23 +69,42 @@ constexpr std::string_view kFlatChoice =
                                   "tools": {"type": "array", "minItems": 1,
                                             "items": {"type": "object", "required": ["type", "name"],
                                                       "properties": {"type": {"const": "function"},
-                                                                     "name": {"type": "string"}}}}}}]})";
+                                                                     "name": {"type": "string", "minLength": 1}}}}}}]})";
 constexpr std::string_view kInclude = R"({"type": "array", "items": {"type": "string"}})";
 constexpr std::string_view kMetadata =
     R"({"type": "object", "maxProperties": 16, "propertyNames": {"maxLength": 64},
         "additionalProperties": {"type": "string", "maxLength": 512}})";
-constexpr std::string_view kReasoning =
-    R"({"type": "object", "properties": {
-          "effort": {"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max", null]},
-          "summary": {"enum": ["auto", "concise", "detailed", null]},
-          "generate_summary": {"enum": ["auto", "concise", "detailed", null]},
-          "context": {"enum": ["auto", "current_turn", "all_turns", null]}, "mode": {"type": ["string", "null"]}}})";
-constexpr std::string_view kTruncation = R"({"enum": ["disabled", null]})";
 constexpr std::string_view kNull = R"({"type": "null"})";
 constexpr std::string_view kFalse = R"({"enum": [false, null]})";
-constexpr std::string_view kTiers =
-    R"({"enum": ["auto", "default", "flex", "scale", "priority", "fast", "ultrafast", null]})";
 constexpr std::string_view kModalities = R"({"type": "array", "items": {"const": "text"}})";
+
+/// One of the names, or null.
+Json one_of(Names names) {
+  Json values(std::vector<std::string>(names.begin(), names.end()));
+  values.push_back(nullptr);
+  return {{"enum", values}};
+}
+
+const std::string kTierNames = one_of(kTiers).dump();
+const std::string kTruncationNames = one_of(kTruncations).dump();
+const std::string kReasoning = Json{{"type", "object"},
+                                    {"properties",
+                                     {{"effort", one_of(kEfforts)},
+                                      {"summary", one_of(kSummaries)},
+                                      {"generate_summary", one_of(kSummaries)},
+                                      {"context", one_of(kReasoningContexts)},
+                                      {"mode", {{"type", {"string", "null"}}}}}}}
+                                   .dump();
+const std::string kTextSettings =
+    Json{{"type", "object"},
+         {"additionalProperties", false},
+         {"properties", {{"verbosity", one_of(kVerbosities)}, {"format", Json::parse(R"({"anyOf": [
+              {"type": "null"},
+              {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
+              {"type": "object", "required": ["type", "name", "schema"],
+               "properties": {"type": {"const": "json_schema"}, "name": {"type": "string"},
+                              "schema": {"type": "object"}}}]})")}}}}
+        .dump();
 
 const std::array kFields{
     Field{"model", &Ask::model, kEvery, 0, 0, "", "", "One of /v1/models; may be left out where there is one"},
@@ -165,12 +175,13 @@ const std::array kFields{
     Field{"store", &Ask::store, kResponses, 0, 0, "true", "", "Keep the response for previous_response_id and GET"},
     Field{"metadata", &Ask::metadata, kResponses, 0, 0, "", kMetadata, "Names and texts that the answer repeats"},
     Field{"reasoning", &Ask::reasoning, kResponses, 0, 0, "", kReasoning, "Repeated, and ignored"},
-    Field{"truncation", &Ask::truncation, kResponses, 0, 0, "\"disabled\"", kTruncation, "Nothing is ever dropped"},
+    Field{"truncation", &Ask::truncation, kResponses, 0, 0, "\"disabled\"", kTruncationNames,
+          "Nothing is ever dropped"},
     Field{"background", &Ask::background, kResponses, 0, 0, "false", kFalse, "An answer comes with its request"},
     Field{"conversation", &Ask::conversation, kResponses, 0, 0, "", kNull, "Refused; there is previous_response_id"},
     Field{"prompt", &Ask::prompt, kResponses, 0, 0, "", kNull, "Refused: no prompts are kept here"},
     Field{"context_management", &Ask::context_management, kResponses, 0, 0, "", kNull, "Refused: nothing is dropped"},
-    Field{"service_tier", &Ask::service_tier, kResponses, 0, 0, "\"auto\"", kTiers, "There is one, default"},
+    Field{"service_tier", &Ask::service_tier, kResponses, 0, 0, "\"auto\"", kTierNames, "There is one, default"},
     Field{"max_tool_calls", &Ask::max_tool_calls, kResponses, 0, kMost, "", "", "Of built-in tools; there are none"},
     Field{"user", &Ask::user, kResponses, 0, 0, "", "", "Repeated in the answer"},
     Field{"safety_identifier", &Ask::safety_identifier, kResponses, 0, 0, "", "", "Repeated in the answer"},

@@ -44,6 +44,15 @@ Called called(Endpoint endpoint);
 using Member = std::variant<bool Ask::*, std::optional<bool> Ask::*, std::int64_t Ask::*,
                             std::optional<std::int64_t> Ask::*, double Ask::*, std::string Ask::*, Json Ask::*>;
 
+/// The names that some fields take.
+using Names = std::span<const std::string_view>;
+inline constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+inline constexpr std::string_view kSummaries[] = {"auto", "concise", "detailed"};
+inline constexpr std::string_view kReasoningContexts[] = {"auto", "current_turn", "all_turns"};
+inline constexpr std::string_view kVerbosities[] = {"low", "medium", "high"};
+inline constexpr std::string_view kTruncations[] = {"disabled"};
+inline constexpr std::string_view kTiers[] = {"auto", "default", "flex", "scale", "priority", "fast", "ultrafast"};
+
 struct Field {
   std::string_view name;
   Member member;

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "data/unicode.h"
+#include "serve/answer.h"
 #include "serve/schema.h"
 
 namespace gka::serve {
@@ -36,6 +37,8 @@ struct Frame {
     object_next,   // after a member's value
     array_start,   // after '['
     array_next,    // after an item
+    opening,       // before a call or in the mark that opens it, `place` characters in
+    closing,       // after a call or in the mark that closes it
   } at = At::value;
   const Form* form = nullptr;
   std::uint32_t place = 0, index = 0, count = 0;
@@ -205,7 +208,9 @@ class Machine {
 
   static bool done(const std::vector<State>& states) {
     return std::ranges::any_of(states, [](const State& s) {
-      return s.done || (s.stack.size() == 1 && s.stack[0].at == Frame::At::number && may_end(s.stack[0]));
+      if (s.done || s.stack.size() != 1) return s.done;
+      const auto& last = s.stack[0];
+      return (last.at == At::number && may_end(last)) || (last.at == At::opening && last.place == 0);
     });
   }
 
@@ -237,6 +242,8 @@ class Machine {
       case At::object_next: return in_object(state, c, false, next);
       case At::array_start: return in_array(state, c, true, next);
       case At::array_next: return in_array(state, c, false, next);
+      case At::opening: return in_mark(state, kCallMark, c, next);
+      case At::closing: return in_mark(state, kCalledMark, c, next);
     }
   }
 
@@ -293,6 +300,7 @@ class Machine {
       const int place = number_step(0, c, form.kind == Kind::integer);
       if (place > 0) open(At::number, static_cast<std::uint32_t>(place));
     }
+    if (form.kind == Kind::calls && c == kCallMark[0]) open(At::opening, 1);
     if (form.kind == Kind::literal && form.text[0] == c) {
       State opened = state;
       opened.space = 0;
@@ -300,6 +308,28 @@ class Machine {
       if (form.text.size() == 1) close(opened);
       keep(std::move(opened), next);
     }
+  }
+
+  /// Around a call: after the one mark comes what is called, after the other the next call or the end.
+  void in_mark(const State& state, std::string_view mark, char c, std::vector<State>& next) const {
+    const auto& top = state.stack.back();
+    if (top.place == 0 && spaced(state, c, Room::line, next)) return;
+    if (mark[top.place] != c) return;
+    State read = state;
+    read.space = 0;
+    auto& frame = read.stack.back();
+    if (++frame.place == mark.size()) {
+      const bool opened = frame.at == At::opening;
+      const auto& form = *frame.form;
+      frame.at = opened ? At::closing : At::opening;
+      frame.place = 0;
+      if (opened) {
+        read.stack.push_back(Frame{.at = At::value, .form = form.items.get()});
+      } else if (form.most == 1) {
+        close(read);
+      }
+    }
+    keep(std::move(read), next);
   }
 
   void in_literal(const State& state, char c, std::vector<State>& next) const {
@@ -636,19 +666,45 @@ class JsonFilter : public infer::TokenFilter {
   const Model& model_;
 };
 
-FormPtr call_of(const Json& tool, std::vector<FormPtr>& linked) {
+bool has_name(const Json& tool) {
   const auto function = tool.value("function", Json());
-  if (!function.is_object() || !function.value("name", Json()).is_string()) {
-    throw bad_request("each of 'tools' takes a function with a name", "tools");
-  }
-  auto parameters = function.value("parameters", Json());
+  return function.is_object() && function.value("name", Json()).is_string();
+}
+
+Schema arguments_of(const Json& tool) {
+  auto parameters = tool["function"].value("parameters", Json());
   if (parameters.empty()) parameters = {{"type", "object"}};  // whatever they are, arguments have names
-  auto schema = read_schema(parameters, "tools");
-  linked.insert(linked.end(), schema.linked.begin(), schema.linked.end());
+  return read_schema(parameters, "tools");
+}
+
+FormPtr call_of(const Json& tool, const Schema& arguments, std::vector<FormPtr>& linked) {
+  linked.insert(linked.end(), arguments.linked.begin(), arguments.linked.end());
   auto form = std::make_shared<Form>();
   form->kind = Form::Kind::object;
   form->open = false;
-  form->properties = {{"\"name\"", literal(function["name"]), true}, {"\"arguments\"", schema.root, true}};
+  form->properties = {{"\"name\"", literal(tool["function"]["name"]), true}, {"\"arguments\"", arguments.root, true}};
+  return form;
+}
+
+/// Calls that nobody insists on: a tool that has no name is not called, and one that describes its arguments in a way
+/// that is not understood takes any. Null where none is left.
+FormPtr calls_of(const Json& tools, Calls calls, std::vector<FormPtr>& linked) {
+  std::vector<FormPtr> forms;
+  for (const auto& tool : tools) {
+    if (!has_name(tool)) continue;
+    Schema arguments;
+    try {
+      arguments = arguments_of(tool);
+    } catch (const Problem&) {
+      arguments = read_schema({{"type", "object"}}, "tools");
+    }
+    forms.push_back(call_of(tool, arguments, linked));
+  }
+  if (forms.empty()) return nullptr;
+  auto form = std::make_shared<Form>();
+  form->kind = Form::Kind::calls;
+  form->items = any_of(std::move(forms));
+  if (calls == Calls::one) form->most = 1;
   return form;
 }
 
@@ -680,20 +736,25 @@ Filters filters(Schema schema, const Model& model) {
 
 }  // namespace
 
-Filters filters_for(const Json& format, const std::string& param, const Model& model) {
+Filters filters_for(const Json& format, const std::string& param, const Json& tools, Calls calls, const Model& model) {
   const Filters none = [] { return nullptr; };
   if (format.is_null()) return none;
   if (!format.is_object()) throw bad_request("'" + param + "' takes an object", param);
   if (format.value("type", Json()) == "text") return none;
   check_end_tokens(model, param);
-  return filters(schema_of(format, param), model);
+  auto schema = schema_of(format, param);
+  if (auto form = calls_of(tools, calls, schema.linked)) schema.root = any_of({schema.root, std::move(form)});
+  return filters(std::move(schema), model);
 }
 
 Filters call_filters(const Json& tools, const Model& model) {
   check_end_tokens(model, "tool_choice");
   Schema schema;
   std::vector<FormPtr> calls;
-  for (const auto& tool : tools) calls.push_back(call_of(tool, schema.linked));
+  for (const auto& tool : tools) {
+    if (!has_name(tool)) throw bad_request("each of 'tools' takes a function with a name", "tools");
+    calls.push_back(call_of(tool, arguments_of(tool), schema.linked));
+  }
   schema.root = any_of(std::move(calls));
   return filters(std::move(schema), model);
 }

@@ -159,16 +159,13 @@ std::int64_t longest_answer(const Plan& plan, const Called& names, std::int64_t 
   const auto context = plan.model->engine->context();
   const auto room = context - prompt - before;
   const auto asked = ask.max_completion_tokens ? ask.max_completion_tokens : ask.max_tokens;
-  if (room < 0 || (room == 0 && asked.value_or(1) > 0)) {
-    throw bad_request("the prompt has " + std::to_string(prompt + before) + " tokens, and the longest sequence is " +
-                          std::to_string(context),
-                      names.prompt, "context_length_exceeded");
-  }
+  const auto all = std::to_string(prompt + before) + " tokens";
+  if (room < 0 || (room == 0 && asked.value_or(1) > 0))
+    throw too_long("the prompt has " + all, *plan.model, names.prompt);
   if (asked && *asked > room) {
     const auto name = ask.max_completion_tokens ? names.longest : "max_tokens";
-    throw bad_request("the prompt's " + std::to_string(prompt + before) + " tokens and " + name + " of " +
-                          std::to_string(*asked) + " are more than the longest sequence of " + std::to_string(context),
-                      name, "context_length_exceeded");
+    throw too_long("the prompt's " + all + " and " + name + " of " + std::to_string(*asked) + " are too many",
+                   *plan.model, name);
   }
   return asked.value_or(plan.chat ? room : std::min<std::int64_t>(room, 16));
 }
@@ -206,7 +203,7 @@ struct Tools {
   Json offered, forced;
 };
 
-Tools choose_tools(const Ask& ask, const Called& names) {
+Tools choose_tools(const Ask& ask) {
   Tools tools{.offered = ask.tools.is_array() && !ask.tools.empty() ? ask.tools : Json(nullptr), .forced = nullptr};
   auto choice = ask.tool_choice;
   const bool some = choice.is_object() && choice.value("type", Json()) == "allowed_tools";
@@ -227,9 +224,6 @@ Tools choose_tools(const Ask& ask, const Called& names) {
         ("and is " + dumped(ask.tool_choice).substr(0, 60)));
   }
   if (tools.offered.is_null()) throw wrong_choice("insists on a call, and 'tools' has none to call");
-  if (ask.response_format.is_object() && ask.response_format.value("type", Json()) != "text") {
-    throw wrong_choice("insists on a call, and '" + names.format + "' on something else");
-  }
   tools.forced = choice == "required" ? tools.offered : tools_named(tools.offered, {name});
   return tools;
 }
@@ -247,7 +241,8 @@ std::vector<Prompt> chat_prompt(Plan& plan, const Called& names) {
   if (!ask.modalities.is_null() && ask.modalities != Json::array({"text"})) {
     throw bad_request("'modalities' takes [\"text\"]: text is what this model makes", "modalities");
   }
-  const auto tools = choose_tools(ask, names);
+  const auto tools = choose_tools(ask);
+  plan.offered = tools.offered;
   plan.forced = tools.forced;
   const bool use_tools = !tools.offered.is_null();
   auto text = model.chat.render({.messages = ask.messages,
@@ -291,6 +286,12 @@ Tokens read_tokens(const Json& list, const Model& model, const std::string& para
     tokens.push_back(token);
   }
   return tokens;
+}
+
+Problem too_long(const std::string& what, const Model& model, const std::string& param) {
+  return bad_request(
+      what + ", and this model's maximum context length is " + std::to_string(model.engine->context()) + " tokens",
+      param, "context_length_exceeded");
 }
 
 Problem problem_of(const infer::Refused& refused) {
@@ -355,8 +356,10 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint, J
   plan.explain_prompt = asked.prompt_logprobs.has_value();
   base.prompt_logprobs = plan.explain_prompt || (asked.echo && plan.logprobs >= 0);
   base.top_logprobs = std::max<std::int64_t>(plan.logprobs, asked.prompt_logprobs.value_or(0));
-  const auto filters = plan.forced.is_null() ? filters_for(asked.response_format, names.format, *plan.model)
-                                             : call_filters(plan.forced, *plan.model);
+  // Also where a call comes before it: what is wrong in a format is said.
+  const auto format = filters_for(asked.response_format, names.format, plan.offered,
+                                  asked.parallel_tool_calls ? Calls::any : Calls::one, *plan.model);
+  const auto filters = plan.forced.is_null() ? format : call_filters(plan.forced, *plan.model);
   const auto seed = asked.seed ? static_cast<std::uint64_t>(*asked.seed) : fresh_seed();
   for (const auto& prompt : prompts) {
     if (prompt.tokens.empty() && remembered == 0) {

@@ -23,8 +23,9 @@ struct Plan {
   std::vector<std::string> echoes;       // the prompt's text of each choice, where it is echoed
   std::vector<std::string> stops;
   AnswerParser::Options answer;
-  Json forced = nullptr;  // tools, one of which has to be called
-  int logprobs = -1;      // how many alternatives; below 0: none asked for
+  Json offered = nullptr;  // tools that may be called
+  Json forced = nullptr;   // those of which one has to be
+  int logprobs = -1;       // how many alternatives; below 0: none asked for
   bool include_usage = false;
   bool explain_prompt = false;  // prompt_logprobs
 };
@@ -34,6 +35,9 @@ Plan make_plan(std::shared_ptr<const Model> model, Ask ask, Endpoint endpoint, J
 
 /// Token ids of a JSON list, each checked against the vocabulary. Throws Problem.
 Tokens read_tokens(const Json& list, const Model& model, const std::string& param);
+
+/// `what` is more than the model's context takes, in words that clients know as OpenAI's.
+Problem too_long(const std::string& what, const Model& model, const std::string& param);
 
 /// What the engine refuses, as HTTP has it.
 Problem problem_of(const infer::Refused& refused);

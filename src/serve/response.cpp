@@ -24,9 +24,14 @@ void ResponseAnswer::tell_of_item(const char* type, Json more) {
   tell(type, std::move(event));
 }
 
+/// An event that has all of the response. Where nobody listens it is not made.
+void ResponseAnswer::tell_whole(const char* type) {
+  if (listener_) tell(type, {{"response", body()}});
+}
+
 void ResponseAnswer::begin() {
-  tell("response.created", {{"response", body()}});
-  tell("response.in_progress", {{"response", body()}});
+  tell_whole("response.created");
+  tell_whole("response.in_progress");
 }
 
 void ResponseAnswer::open(Open kind, Json item) {
@@ -154,14 +159,14 @@ void ResponseAnswer::end(const End& end) {
             {"output_tokens_details", {{"reasoning_tokens", reasoning_tokens_}}},
             {"total_tokens", end.prompt_tokens + end.answer_tokens}};
   own_ = end.own;
-  tell(end.cut_off ? "response.incomplete" : "response.completed", {{"response", body()}});
+  tell_whole(end.cut_off ? "response.incomplete" : "response.completed");
 }
 
 void ResponseAnswer::fail(const std::string& why) {
   status_ = "failed";
   error_ = {{"code", "server_error"}, {"message", why}};
   if (open_ != Open::nothing) output_.back()["status"] = "incomplete";
-  tell("response.failed", {{"response", body()}});
+  tell_whole("response.failed");
 }
 
 Json ResponseAnswer::body() const {

@@ -49,6 +49,7 @@ class ResponseAnswer {
 
   void tell(const char* type, Json event);
   void tell_of_item(const char* type, Json more);
+  void tell_whole(const char* type);
   void open(Open kind, Json item);
   void open_message();
   void open_reasoning();

@@ -11,8 +11,6 @@
 namespace gka::serve {
 namespace {
 
-using Names = std::span<const std::string_view>;
-
 Problem wrong(const std::string& where, const std::string& sentence) {
   return bad_request("'" + where + "' " + sentence, where);
 }
@@ -319,7 +317,7 @@ Json chat_choice(const Json& choice) {
 
 /// `text`, with what it leaves out.
 Json read_text_settings(const Json& text) {
-  static constexpr std::string_view kKeys[] = {"format", "verbosity"}, kLevels[] = {"low", "medium", "high"};
+  static constexpr std::string_view kKeys[] = {"format", "verbosity"};
   if (!text.is_null() && !text.is_object()) throw wrong("text", "takes an object");
   Json read{{"format", {{"type", "text"}}}};
   for (const auto& [key, value] : text.items()) {
@@ -327,7 +325,7 @@ Json read_text_settings(const Json& text) {
       throw bad_request(unknown_key(key.substr(0, 100), "'text'", kKeys), "text");
     if (!value.is_null()) read[key] = value;
   }
-  check_name(field_of(read, "verbosity"), kLevels, "text.verbosity");
+  check_name(field_of(read, "verbosity"), kVerbosities, "text.verbosity");
   return read;
 }
 
@@ -374,9 +372,6 @@ Json read_metadata(const Json& metadata) {
 }
 
 Json read_reasoning_settings(const Json& reasoning) {
-  static constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
-  static constexpr std::string_view kSummaries[] = {"auto", "concise", "detailed"};
-  static constexpr std::string_view kContexts[] = {"auto", "current_turn", "all_turns"};
   Json read{{"effort", nullptr}, {"summary", nullptr}};
   if (reasoning.is_null()) return read;
   if (!reasoning.is_object()) throw wrong("reasoning", "takes an object");
@@ -384,15 +379,13 @@ Json read_reasoning_settings(const Json& reasoning) {
   check_name(read["effort"], kEfforts, "reasoning.effort");
   check_name(read["summary"], kSummaries, "reasoning.summary");
   check_name(field_of(read, "generate_summary"), kSummaries, "reasoning.generate_summary");
-  check_name(field_of(read, "context"), kContexts, "reasoning.context");
+  check_name(field_of(read, "context"), kReasoningContexts, "reasoning.context");
   if (const auto mode = field_of(read, "mode"); !mode.is_null() && !mode.is_string())
     throw wrong("reasoning.mode", "takes a text");
   return read;
 }
 
 void refuse_what_is_not_done(const Ask& ask) {
-  static constexpr std::string_view kTruncations[] = {"disabled"};
-  static constexpr std::string_view kTiers[] = {"auto", "default", "flex", "scale", "priority", "fast", "ultrafast"};
   if (ask.background) throw wrong("background", "takes false: an answer comes with the request that asks for it");
   const auto refuse = [](const Json& value, const std::string& name, const std::string& why) {
     if (!value.is_null()) throw wrong(name, "is refused: " + why);

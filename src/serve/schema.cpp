@@ -7,6 +7,7 @@
 #include <set>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 namespace gka::serve {
 namespace {
@@ -25,7 +26,9 @@ constexpr std::array kUnderstood{"type",
                                  "properties",
                                  "required",
                                  "additionalProperties",
+                                 "propertyNames",
                                  "items",
+                                 "additionalItems",
                                  "minItems",
                                  "maxItems",
                                  "enum",
@@ -121,10 +124,11 @@ class SchemaReader {
     struct Implied {
       const char *type, *words[6];
     };
-    static constexpr Implied kImplied[] = {{"object", {"properties", "required", "additionalProperties"}},
-                                           {"array", {"items", "prefixItems", "minItems", "maxItems"}},
-                                           {"string", {"minLength", "maxLength", "pattern", "format"}},
-                                           {"number", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}}};
+    static constexpr Implied kImplied[] = {
+        {"object", {"properties", "required", "additionalProperties", "propertyNames"}},
+        {"array", {"items", "prefixItems", "minItems", "maxItems"}},
+        {"string", {"minLength", "maxLength", "pattern", "format"}},
+        {"number", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}}};
     for (const auto& [type, words] : kImplied) {
       for (const auto* word : words) {
         if (word != nullptr && schema.contains(word)) return type;
@@ -376,19 +380,45 @@ class SchemaReader {
     } else if (!others.is_boolean()) {
       throw problem("has additionalProperties that are neither true, false nor a schema");
     }
+    for (const auto& name : others == false ? Json::array() : property_names(schema)) {
+      if (!properties.empty()) throw problem("has propertyNames that list names beside properties");
+      form->properties.push_back({dumped(name), form->items ? form->items : std::make_shared<Form>(), needed(name)});
+    }
     for (const auto& key : required) {
       if (!key.is_string()) throw problem("requires a property whose name is no text");
-      if (properties.contains(key.get<std::string>())) continue;
+      const auto written = dumped(key);
+      if (std::ranges::find(form->properties, written, &Form::Property::key) != form->properties.end()) continue;
       const bool forbidden = schema.value("additionalProperties", Json(true)) == false;
       if (forbidden) throw problem("requires a property that it does not allow");
-      form->properties.push_back({dumped(key), form->items ? form->items : std::make_shared<Form>(), true});
+      form->properties.push_back({written, form->items ? form->items : std::make_shared<Form>(), true});
     }
     // Keys the schema does not name are allowed only where it names none: in between they would hide its own.
     form->open = form->properties.empty() && (others.is_object() || others.get<bool>());
     return form;
   }
 
-  FormPtr array(const Json& schema, int depth) {
+  /// The names that an object's keys are limited to; none where any will do.
+  Json property_names(const Json& schema) const {
+    const auto names = schema.value("propertyNames", Json(true));
+    if (names == true || names == Json::object() || names == Json{{"type", "string"}}) return Json::array();
+    auto listed = names.is_object() && names.contains("const") ? Json::array({names["const"]})
+                  : names.is_object()                          ? names.value("enum", Json())
+                                                               : Json();
+    const bool texts = listed.is_array() && !listed.empty() && listed.size() <= 256 &&
+                       std::ranges::all_of(listed, [](const Json& name) { return name.is_string(); });
+    if (!texts) throw problem("has propertyNames that are no list of up to 256 names (an enum)");
+    return listed;
+  }
+
+  /// Draft 7 has a list of `items`, and `additionalItems` for what follows them.
+  static Json with_prefix_items(Json schema) {
+    if (!schema.contains("items") || !schema["items"].is_array()) return schema;
+    schema["prefixItems"] = std::exchange(schema["items"], schema.value("additionalItems", Json(true)));
+    return schema;
+  }
+
+  FormPtr array(const Json& given, int depth) {
+    const auto schema = with_prefix_items(given);
     auto form = std::make_shared<Form>();
     form->kind = Form::Kind::array;
     const auto first = schema.value("prefixItems", Json::array());

@@ -2,8 +2,9 @@
 //
 // What a schema may say: type (one or several), properties, required, additionalProperties, items, prefixItems,
 // minItems, maxItems, minLength, maxLength, pattern, format, minimum, maximum and their exclusive kin, enum, const,
-// anyOf, oneOf, allOf, nullable and $ref, also to itself. Properties come in the order the schema has them. What only
-// describes is passed over; anything else is refused by name.
+// anyOf, oneOf, allOf, nullable and $ref, also to itself; a propertyNames that lists names, and draft 7's list of items
+// with additionalItems. Properties come in the order the schema has them. What only describes is passed over; anything
+// else is refused by name.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ struct Form {
     integer,
     literal,
     choice,
-    link
+    link,
+    calls  // of tools, each between its marks: `items` and, of how many there may be, `most`
   } kind = Kind::any;
   struct Property {
     std::string key;  // as JSON, with its quotes

@@ -74,8 +74,30 @@ std::optional<Endpoint> endpoint_of(Action action) {
     case Action::completions: return kCompletions;
     case Action::chat: return kChat;
     case Action::respond: return kResponses;
-    default: return std::nullopt;
+    case Action::page:
+    case Action::health:
+    case Action::version:
+    case Action::models:
+    case Action::model:
+    case Action::response:
+    case Action::delete_response:
+    case Action::response_items:
+    case Action::embeddings:
+    case Action::tokenize:
+    case Action::detokenize:
+    case Action::tokenizer_info:
+    case Action::apply_template:
+    case Action::memories:
+    case Action::memory:
+    case Action::create_memory:
+    case Action::fork_memory:
+    case Action::delete_memory:
+    case Action::props:
+    case Action::slots:
+    case Action::metrics:
+    case Action::openapi: break;
   }
+  return std::nullopt;
 }
 
 /// The name of an answer. A response's may be asked for again, so that no client can choose it.
@@ -707,9 +729,7 @@ class Service::Core {
 
   static void check_length(const Model& model, std::int64_t tokens) {
     if (tokens < model.engine->context()) return;
-    throw bad_request("the memory has " + std::to_string(tokens) + " tokens, and the longest sequence is " +
-                          std::to_string(model.engine->context()),
-                      "input", "context_length_exceeded");
+    throw too_long("the memory has " + std::to_string(tokens) + " tokens", model, "input");
   }
 
   Json fork_memory(const std::string& id, const Json& body) const {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/files.h"
+#include "base/folders.h"
 
 namespace gka::train {
 namespace {
@@ -31,10 +32,10 @@ fs::path unfinished_path(const fs::path& folder) {
 void write_folder(const fs::path& folder, const std::function<void(const fs::path&)>& fill) {
   const auto parent = folder.parent_path();
   const auto unfinished = unfinished_path(folder);
-  fs::create_directories(parent);
+  make_folder(parent);
   fs::remove_all(unfinished);
   try {
-    fs::create_directory(unfinished);
+    make_folder(unfinished);
     fill(unfinished);
     models::write_checksums(unfinished);
     flush(unfinished);

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "base/folders.h"
 #include "train/events.h"
 
 namespace gka::train {
@@ -144,8 +145,7 @@ RunFolder::RunFolder(const fs::path& run) {
   for (auto path = fs::absolute(run).lexically_normal(); !fs::exists(path, error); path = path.parent_path()) {
     made_.push_back(path);
   }
-  fs::create_directories(run, error);
-  if (error) throw std::runtime_error("cannot make the folder '" + run.string() + "': " + error.message() + ".");
+  make_folder(run);
 }
 
 RunFolder::~RunFolder() {
@@ -153,8 +153,18 @@ RunFolder::~RunFolder() {
   for (const auto& path : made_) fs::remove(path, not_empty);
 }
 
+namespace {
+
+bool is_finished(const fs::path& run) {
+  const auto state = parse_json_if_any(fs::exists(run / "run.json") ? read_text(run / "run.json") : "");
+  return state.is_object() && state.value("state", Json()) == kRunStates[static_cast<std::size_t>(RunState::finished)];
+}
+
+}  // namespace
+
 void note_failure(const fs::path& run, std::int64_t steps, RunLock& lock, const std::string& sentence) noexcept {
   try {
+    if (is_finished(run)) return;  // nothing was begun: it is "running" from there on
     if (is_run(run)) {
       write_state(run, RunState::failed, steps, sentence);
     } else {

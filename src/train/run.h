@@ -59,7 +59,8 @@ class RunFolder {
 };
 
 /// Leaves no trace of a run of so many steps that never began, and everything that was there before it; of one that did
-/// begin, a note of what went wrong. A full disk takes no notes, but the sentence still reaches the user.
+/// begin, a note of what went wrong, unless it is finished and was asked for more than it can do. A full disk takes no
+/// notes, but the sentence still reaches the user.
 void note_failure(const std::filesystem::path& run, std::int64_t steps, RunLock& lock,
                   const std::string& sentence) noexcept;
 

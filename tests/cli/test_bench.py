@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,32 @@ def test_layers_are_measured_against_the_length():
     assert [line.split()[0] for line in done.stdout.splitlines()[1:3]] == ["16", "32"]
 
 
+def test_a_layer_that_takes_long_is_not_silent():
+    shape = ["--layers", "GKA", "--batch", "1", "--heads", "1", "--head-dim", "16", "--repetitions", "1000000"]
+    command = [PROGRAM, "bench", "layer", *shape, "--lengths", "16,32", "--device", "cpu"]
+    terminal, stderr = pty.openpty()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as process:
+        os.close(stderr)  # so that its end is an error of the read below
+        assert process.stdout.readline().split() == [b"T", b"Gated", b"KalmaNet,", b"ms"]
+        said = b""
+        while b" of 1000000" not in said:
+            said += os.read(terminal, 1000)
+        process.kill()
+    assert b"T = 16: Gated KalmaNet, " in said
+    os.close(terminal)
+
+
+def test_a_length_is_told_when_it_is_measured():
+    shape = ["--layers", "GKA", "--batch", "1", "--heads", "1", "--head-dim", "16", "--repetitions", "5"]
+    command = [PROGRAM, "bench", "layer", *shape, "--lengths", "16,512k", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        rows = [process.stdout.readline().split()[0] for _ in range(2)]
+        still_running = process.poll() is None
+        process.kill()
+    assert rows == [b"T", b"16"]
+    assert still_running
+
+
 def test_decoding_reading_and_http_are_measured_beside_what_the_machine_allows():
     arguments = ["--batches", "1,2", "--contexts", "32,130", "--prefill", "70", "--http", "2", "--tokens", "4"]
     done = call("serve", TINY / "attention.json", *arguments, "--device", "cpu", "--weights", "int8", "--json")
@@ -156,6 +183,7 @@ def test_output_that_cannot_be_written_is_a_failure():
         (["train", TINY / "gka.json", "--device", "cuda:99"], "cuda:99"),
         (["train", TINY / "gka.json", "--after", "5"], "no --text to learn from"),
         (["layer", "--layers", "GKB"], "no mixer 'GKB'"),
+        (["layer", "--lengths", "9007199254740993k"], "'9007199254740993k'"),
     ],
 )
 def test_what_cannot_be_measured_is_said_in_one_sentence(arguments, part):

@@ -214,6 +214,19 @@ def test_windows_score_each_token_once_and_see_what_they_overlap(model, tmp_path
     assert scores("--window", 20, "--overlap", 4) == scores()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--window", 1], "--window is 1, and the first token of a window is not scored; it takes 2 or more"),
+        (["--window", 10**20], "--window: takes at most 2^53, and got 100000000000000000000"),
+    ],
+)
+def test_a_window_that_cannot_be_is_named(model, tmp_path, arguments, message):
+    done = call("score", model, "--ids", write_ids(tmp_path / "ids.txt", [[1, 2, 3]]), *arguments)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
 def test_caches_of_bytes_leave_a_trained_models_perplexity_where_it_was(tmp_path):
     root = Path(__file__).resolve().parents[2]
     (tmp_path / "text.txt").write_text((root / "LICENSE").read_text()[:5000])
@@ -297,8 +310,15 @@ def test_what_goes_wrong_is_said_in_a_sentence(model, tmp_path):
     empty.write_text(" \n\n")
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert "there is no nowhere" in told(call("score", "nowhere", "--ids", ids))
+    assert "there is no model 'nowhere': it is a checkpoint's folder or a training run" in told(
+        call("score", "nowhere", "--ids", ids)
+    )
     assert "is not a checkpoint" in told(call("generate", folder, "--ids", ids, "--max-tokens", 1))
+    assert "there is no 'no where'; SOURCE is a model's folder" in told(
+        call("export", "no where", "--out", folder / "x")
+    )
+    cannot = f"cannot make the folder '{ids}': Not a directory"
+    assert cannot in told(call("export", GOLDENS / CHECKPOINTS[0], "--out", ids / "x"))
 
     def complaint(path):
         done = call("score", model, "--ids", path)

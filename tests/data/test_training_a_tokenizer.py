@@ -90,6 +90,14 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused(corpus, tmp_path):
     assert not (tmp_path / "x.json").exists()
 
 
+def test_nothing_is_learnt_from_no_text(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    done = token_files.call("tokenizer", "train", tmp_path / "empty.txt", "--out", tmp_path / "x.json", check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"gka: there is no text in what was read, so no tokenizer\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
 def test_a_place_that_cannot_be_written_is_named_before_anything_is_learnt(tmp_path):
     (tmp_path / "bad.jsonl").write_text("no JSON")
     done = token_files.call(

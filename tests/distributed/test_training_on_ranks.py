@@ -192,6 +192,7 @@ def test_a_run_that_cannot_be_is_refused_in_a_sentence_on_every_rank(pool, recal
     for said in pool.run("train_run", 2, **settings, **options):
         assert sentence in said
     assert sorted(path.name for path in recall.iterdir()) == before
+    assert json.loads((recall / "one/run.json").read_text()) == {"state": "finished", "steps": 12}
 
 
 # -- started as users start it

@@ -45,3 +45,13 @@ def test_in_bfloat16_every_estimate_is_a_bfloat16_number(systems):
     for method in METHODS.values():
         for x in method(h, q, RIDGE, 5, to_bfloat16):
             assert torch.equal(x, to_bfloat16(x))
+
+
+def test_what_is_computed_is_drawn_and_nothing_else_is_asked_for(tmp_path):
+    from plot import draw_all
+
+    sizes = {"batch": 1, "tokens": 8, "heads": 1, "width": 8}
+    about = {"sizes": sizes, "machine": "CPU", "date": "2026-01-01", "ridge": 0.02, "iterations": 2}
+    kept = [{"method": "Chebyshev", "ridge": 0.02, "divisors": [0.9, 0.8]}]
+    draw_all({"about": about, "divisors": kept}, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["divisors.png"]

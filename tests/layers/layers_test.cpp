@@ -184,6 +184,8 @@ TEST(Mixers, ConfigurationsThatMakeNoSenseAreRefused) {
   refused("GKA", [](auto& c) { c.gka.expand_v = 0.3; });
   refused("GLA", [](auto& c) { c.gla.num_heads = 3; });
   refused("M2", [](auto& c) { c.mamba2.head_dim = 5; });
+  refused("RET", [](auto& c) { c.retnet.num_heads = c.hidden_size; });  // keys of one channel, which nothing can turn
+  for (const auto* token : {"GDN", "DN", "KDA"}) refused(token, [](auto& c) { c.head_dim = 257; });
 }
 
 TEST(Functions, SwiGluIsItsFormula) {

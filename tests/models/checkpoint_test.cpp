@@ -182,7 +182,8 @@ TEST(Checkpoint, ATokenizerIsDescribedToTransformers) {
 
 TEST(Checkpoint, WhatIsNoCheckpointIsCalledThat) {
   const Scratch folder;
-  EXPECT_ERROR(load_model(folder / "nowhere"), "there is no " + (folder / "nowhere").string());
+  EXPECT_ERROR(load_model(folder / "nowhere"), "there is no model '" + (folder / "nowhere").string() +
+                                                   "': it is a checkpoint's folder or a training run");
   EXPECT_ERROR(load_model(folder.path()), "is not a checkpoint: that is a folder with a config.json in it");
   save_model(tiny_model(tiny_config("GKA"), at::kFloat), folder.path(), {.shard_bytes = 20'000});
   write_text(folder / "model-00002-of-00003.safetensors", "");

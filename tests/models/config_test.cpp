@@ -219,6 +219,19 @@ TEST(Config, WhatMakesNoSenseIsRefusedInASentence) {
   EXPECT_ERROR(parse(with("gdn_config", {{"norm_eps", -1}})), "it takes a number of at least 0");
   EXPECT_ERROR(parse(with("mesa_config", {{"lambda_lower_bound", 1}})), "of at least 0 and below 1");
   EXPECT_NO_THROW(parse(with("gka_config", {{"norm_eps", 0}})));
+  EXPECT_ERROR(parse(with("gka_config", {{"conv_size", 9}})), "it takes at most 8");
+  EXPECT_ERROR(parse(with("mesa_config", {{"num_iter", 0}})), "it takes at least 1");
+  EXPECT_ERROR(parse(with("gla_config", {{"gate_low_rank_dim", 0}})), "it takes at least 1");
+  for (const char* key : {"head_dim", "state_size", "n_groups", "conv_size"}) {
+    EXPECT_ERROR(parse(with("mamba2_config", {{key, 0}})), "it takes at least 1");
+  }
+  for (const char* key : {"rms_norm_eps", "initializer_range", "conv_initializer_range"}) {
+    EXPECT_ERROR(parse(with(key, -1)), "' of model.json is -1.0; it takes a number of at least 0");
+  }
+  for (const double theta : {0.0, -1.0}) {
+    EXPECT_ERROR(parse(with("rope_theta", theta)), "it takes a number above 0");
+    EXPECT_ERROR(parse(with("rope_parameters", {{"rope_type", "default"}, {"rope_theta", theta}})), "above 0");
+  }
   EXPECT_ERROR(parse(Json::array()), "does not hold a JSON object");
 }
 

@@ -246,11 +246,39 @@ def test_ids_that_are_none_are_named():
         (lambda: gka.nn.Mamba2(32, head_dim=48), "head_dim is 48, which does not divide 64"),
         (lambda: gka.nn.DeltaNet(32, 8, expand_k=0.3), "expand_k is 0.3"),
         (lambda: gka.nn.MesaNet(32, 300), "a key of a head has 300 channels"),
+        (lambda: gka.nn.MesaNet(32, 8, lambda_lower_bound=2.0), "lambda_lower_bound is 2.0; it takes a number below 1"),
+        (lambda: gka.nn.MesaNet(32, 8, lambda_lower_bound=-0.5), "lambda_lower_bound is -0.5; it takes a number of at"),
+        (lambda: gka.nn.MesaNet(32, 8, num_iter=0), "num_iter is 0; it takes a whole number of at least 1"),
+        (lambda: gka.nn.MesaNet(32, 8, conv_size=9), "conv_size is 9; it takes at most 8"),
+        (lambda: gka.nn.GatedDeltaNet(32, 0), "head_dim is 0; it takes a whole number of at least 1"),
+        (lambda: gka.nn.GatedDeltaNet(32, 8, num_q_heads=-2), "num_q_heads is -2"),
+        (lambda: gka.nn.GatedDeltaNet(32, 8, use_gate="no"), "use_gate is 'no'; it takes True or False"),
+        (lambda: gka.nn.KimiDeltaAttention(32, 257), "a head has 257 channels; behind a short convolution"),
+        (lambda: gka.nn.DeltaNet(32, 8, expand_k=float("nan")), "expand_k is nan; it takes a number above 0"),
+        (lambda: gka.nn.GatedLinearAttention(32, gate_logit_normalizer=-16.0), "gate_logit_normalizer is -16.0"),
+        (lambda: gka.nn.GatedLinearAttention(32, gate_low_rank_dim=0), "gate_low_rank_dim is 0"),
+        (lambda: gka.nn.RetNet(32, 4, rope_theta=0.0), "rope_theta is 0.0; it takes a number above 0"),
+        (lambda: gka.nn.RetNet(32, 32), "a key of a head has 1 channels, and the rotary embedding"),
+        (lambda: gka.nn.Attention(32, 4, head_dim=7), "head_dim has 7 channels, and the rotary embedding"),
+        (lambda: gka.nn.Attention(32, 4, rope_theta=-1.0), "rope_theta is -1.0"),
+        (lambda: gka.nn.Attention(32, 4, conv_size=-1), "conv_size is -1; it takes a whole number of at least 0"),
+        (lambda: gka.nn.Attention(32, 4, sliding_window=2.5), "sliding_window is 2.5"),
+        (lambda: gka.nn.Mamba2(32, head_dim=16, conv_size=0), "conv_size is 0; it takes a whole number of at least 1"),
+        (lambda: gka.nn.Mamba2(32, head_dim=16, state_size=-1), "state_size is -1"),
+        (lambda: gka.nn.GatedKalmaNet(32, 8, norm_eps=-1.0), "norm_eps is -1.0; it takes a number of at least 0"),
+        (lambda: gka.nn.GatedKalmaNet(32, 8, expand_k=float("inf")), "expand_k is inf"),
     ],
 )
 def test_a_choice_that_is_none_is_named_at_construction(make_layer, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make_layer()
+
+
+@pytest.mark.parametrize("layer", [gka.nn.RetNet(32, 4), gka.nn.Attention(32, 4)], ids=["RetNet", "Attention"])
+def test_a_state_of_other_sequences_is_named(layer):
+    _, state = layer(torch.randn(2, 3, 32))
+    with pytest.raises(ValueError, match="the state is of 2 sequences, and x is of 3"):
+        layer(torch.randn(3, 3, 32), state)
 
 
 def test_states_are_saved_and_exported(tmp_path):

@@ -109,7 +109,7 @@ def test_solver_steps_and_certainty(engine):
 
 
 def test_what_goes_wrong_is_a_sentence(engine, tmp_path):
-    with pytest.raises(ValueError, match="there is no nowhere"):
+    with pytest.raises(ValueError, match="there is no model 'nowhere': it is a checkpoint's folder"):
         gka.Engine("nowhere")
     with pytest.raises(ValueError, match="outside the vocabulary"):
         engine.generate([10**6])

@@ -86,6 +86,37 @@ def test_generation_greedy_padded_sampled_and_by_beams(pair):
     assert drawn.shape == (2, 17)
 
 
+def test_what_lies_between_the_blocks_is_told_where_it_is_asked_for(pair):
+    _, theirs, _ = pair
+    ids = ids_of(2, 6)
+    with torch.no_grad():
+        told = theirs(ids, output_hidden_states=True)
+        assert len(told.hidden_states) == len(theirs.model.layers) + 1
+        assert torch.equal(told.hidden_states[0], theirs.get_input_embeddings()(ids))
+        assert torch.equal(theirs.lm_head(told.hidden_states[-1]), told.logits)
+        assert theirs(ids).hidden_states is None
+        assert torch.equal(theirs(ids, return_dict=False)[0], told.logits)
+
+
+def test_a_choice_that_is_changed_is_the_models_and_the_files(pair, tmp_path):
+    _, theirs, folder = pair
+    ids = ids_of(1, 6)
+    changed = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, rms_norm_eps=0.5)
+    assert changed.model.norm.eps == 0.5
+    changed.save_pretrained(tmp_path / "changed")
+    with torch.no_grad():
+        assert not torch.allclose(changed(ids).logits, theirs(ids).logits)
+        assert_same(gka.load(tmp_path / "changed")(ids), changed(ids).logits)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.hybrid_override_pattern, config.num_hidden_layers, config.vocab_size = "GDN-*", 2, 70
+    with torch.no_grad():
+        made = transformers.AutoModelForCausalLM.from_config(config).double()
+        assert [block.prefix for block in made.model.layers] == ["gdn", "self_attn"]
+        made.save_pretrained(tmp_path / "made")
+        assert made(ids).logits.shape[-1] == 70
+        assert_same(gka.load(tmp_path / "made")(ids), made(ids).logits)
+
+
 def test_prompts_may_come_in_pieces(pair):
     _, theirs, _ = pair
     ids = ids_of(2, 14)

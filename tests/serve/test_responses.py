@@ -220,11 +220,6 @@ def message(*parts, role="user"):
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", '{"type": "function", "name": …}'),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice", "auto, none, required"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "none of 'tools'"),
-        (
-            {"tools": [TOOL], "tool_choice": "required", "text": {"format": {"type": "json_object"}}},
-            "tool_choice",
-            "'text.format' on something else",
-        ),
         ({"text": {"format": {"type": "xml"}}}, "text.format", "text, json_object or json_schema"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format", "takes a schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name", "is missing"),
@@ -242,7 +237,7 @@ def message(*parts, role="user"):
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "up to 16"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "none, minimal"),
         ({"max_output_tokens": 10**6}, "max_output_tokens", "max_output_tokens of 1000000"),
-        ({"input": "x" * 5000}, "input", "the longest sequence is 4096"),
+        ({"input": "x" * 5000}, "input", "this model's maximum context length is 4096 tokens"),
         ({"messages": []}, "messages", "is unknown"),
         ({"n": 2}, "n", "is unknown"),
         ({"iterations": 31}, "iterations", "from 0 to 30"),
@@ -275,6 +270,27 @@ def test_an_answer_in_a_schema_is_parsed(client):
         model="fake", input="x", text={"format": {"type": "json_object"}}, max_output_tokens=30, extra_body={"seed": 1}
     )
     assert loose.output_text.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_a_call_that_is_insisted_on_comes_before_a_format(client, choice):
+    form = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}}
+    got = client.responses.create(model="fake", input="x", tools=[TOOL], tool_choice=choice, text=form)
+    (call,) = got.output
+    assert call.name == "weather" and json.loads(call.arguments)["town"] in ("Rome", "Oslo")
+    form["format"]["schema"] = {"not": {}}
+    with pytest.raises(BadRequestError, match="'not', which is not supported"):
+        client.responses.create(model="fake", input="x", tools=[TOOL], tool_choice=choice, text=form)
+
+
+def test_an_answer_in_a_schema_may_first_ask_a_tool(client):
+    asked = {"model": "fake", "tools": [TOOL], "text_format": Town}
+    first = client.responses.parse(input=says(CALL), **asked)
+    (call,) = first.output
+    assert (call.name, call.parsed_arguments) == ("weather", {"town": "Rome"})
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": says('{"name":"Rome","people":3}')}
+    second = client.responses.parse(input=[output], previous_response_id=first.id, **asked)
+    assert second.output_parsed == Town(name="Rome", people=3)
 
 
 def test_the_scores_of_an_answer_are_those_of_its_tokens(client):

@@ -78,6 +78,22 @@ EITHER = {
             ['[1,"a"]', "[1]"],
             ['["a"]', '[1,"a",2]'],
         ),
+        (
+            {"type": "array", "items": [{"type": "integer"}, {"const": "a"}], "additionalItems": {"type": "null"}},
+            ['[1,"a"]', "[1]", '[1,"a",null]'],
+            ['["a"]', '[1,"a",2]'],
+        ),
+        ({"items": [{"const": "a"}], "additionalItems": False}, ['["a"]'], ['["a",1]']),
+        (
+            {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+            ['{"x":1,"y":2}', "{}"],
+            ['{"x":"1"}'],
+        ),
+        (
+            {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}, "required": ["b"]},
+            ['{"a":1,"b":2}', '{"b":2}'],
+            ['{"a":1}', '{"c":1}', '{"b":"2"}'],
+        ),
         (TREE, ['{"v":1,"next":{"v":2,"next":null}}'], ['{"v":1,"next":2}']),
         (LONG, ['"name 0"', '"name 299"'], ['"name 300"']),
         (MANY, ['{"p99":1}', '{"p0":1,"p80":2}'], ['{"q":1}']),
@@ -159,6 +175,8 @@ def test_a_pattern_matches_what_python_says_it_matches(server, seed):
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "two things at once in 'type'"),
         ({"type": "array", "uniqueItems": True}, "'uniqueItems', which is not supported"),
         ({"not": {}}, "'not', which is not supported"),
+        ({"propertyNames": {"pattern": "^a"}}, "propertyNames that are no list"),
+        ({"propertyNames": {"enum": ["a"]}, "properties": {"a": {}}, "additionalProperties": {}}, "beside properties"),
     ],
 )
 def test_what_a_schema_cannot_ask_for_is_said(server, schema, said):

@@ -452,6 +452,46 @@ def test_a_call_that_is_insisted_on_comes_whatever_the_model_wants(qwen, choice,
     assert "".join(piece.function.arguments or "" for piece in deltas) == call.function.arguments
 
 
+ASKED = [tool("f", n={"type": "integer"}), tool("go", where={"enum": ["left", "right"]})]
+
+
+@pytest.mark.parametrize("form", [{"type": "json_object"}, schema_format(SCHEMA)])
+def test_an_answer_in_a_format_may_be_calls_instead(qwen, form):
+    first, second = '{"name": "f", "arguments": {"n": 1}}', '{"name":"go","arguments":{"where":"left"}}'
+    text = f"<tool_call>\n{first}\n</tool_call>\n<tool_call>{second}</tool_call>"
+    body = chat(text, tools=ASKED, response_format=form)
+    client = OpenAI(base_url=f"{qwen.address}/v1", api_key="none", _strict_response_validation=True)
+    choice = client.chat.completions.create(model="fake", **body).choices[0]
+    calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+    assert calls == [("f", '{"n": 1}'), ("go", '{"where":"left"}')]
+    assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
+    content, streamed, reason = streamed_calls(client, **body)
+    assert (content, [tuple(call[1:]) for call in streamed], reason) == ("", calls, "tool_calls")
+    single = client.chat.completions.create(model="fake", parallel_tool_calls=False, **body).choices[0]
+    assert [call.function.name for call in single.message.tool_calls] == ["f"]
+    said = json.dumps({"name": "A", "tags": ["a"], "more": None})
+    for more in ({}, {"tool_choice": "auto"}, {"tools": [tool("f", a={"not": {}}), {"type": "function"}]}):
+        answer = qwen.post("/v1/chat/completions", chat(said, **{"tools": ASKED, "response_format": form, **more}))
+        assert answer["choices"][0]["message"]["content"] == said
+    unasked = qwen.post("/v1/chat/completions", {**body, "tool_choice": "none"})["choices"][0]["message"]
+    assert "tool_calls" not in unasked and unasked["content"].startswith("{")
+
+
+def test_an_answer_is_in_the_format_or_calls_whatever_the_model_wants(qwen):
+    kinds = set()
+    for seed in range(16):
+        body = {"messages": [{"role": "user", "content": "x"}], "seed": seed, "max_tokens": 500, "tools": ASKED}
+        choice = qwen.post("/v1/chat/completions", {**body, "response_format": schema_format(SCHEMA)})["choices"][0]
+        calls = [call["function"] for call in choice["message"].get("tool_calls", [])]
+        kinds.add(choice["finish_reason"])
+        for call in calls[: None if choice["finish_reason"] == "tool_calls" else -1]:
+            arguments = json.loads(call["arguments"])
+            assert isinstance(arguments["n"], int) if call["name"] == "f" else arguments["where"] in ("left", "right")
+        if choice["finish_reason"] == "stop":
+            assert not calls and set(json.loads(choice["message"]["content"])) >= {"name", "tags", "more"}
+    assert "tool_calls" in kinds
+
+
 @pytest.mark.parametrize("parameters", [{}, None, {"type": "object"}])
 def test_arguments_of_a_tool_that_describes_none_are_an_object(qwen, parameters):
     tools = [{"type": "function", "function": {"name": "stop", "parameters": parameters}}]

@@ -49,6 +49,8 @@ def test_a_run_does_not_go_on_with_another_text_under_the_same_name(gka):
     on_text(gka, words=500)
     sentence = only_sentence(gka.call("train", "runs/small", "--resume", "--set", "steps=16"))
     assert "text.tokens' is not the one that the run had up to step 8; put that one back, or start" in sentence
+    (told,) = json.loads(gka.call("runs", "--json").stdout)
+    assert (told["state"], told["steps"], told["message"]) == ("finished", 8, "")
     gka.train("small.json", "--from", "runs/small", "--set", "output=other", "--set", "steps=1")
     (gka.folder / "text.tokens").write_bytes(before)
     gka.train("runs/small", "--resume", "--set", "steps=16")

@@ -171,6 +171,25 @@ def test_a_full_disk_keeps_the_picture_that_was_there(whole):
     assert sorted(whole.folder.iterdir()) == before
 
 
+def test_a_place_that_takes_no_picture_is_named(whole):
+    pytest.importorskip("matplotlib")
+    done = whole.call("plot", "runs/small", "-o", "x" * 250 + ".png")
+    assert done.returncode == 1
+    assert re.fullmatch("gka plot: cannot write 'x{250}.png': File name too long\n", done.stderr)
+
+
+def test_a_run_may_have_any_name(whole, tmp_path):
+    pytest.importorskip("matplotlib")
+    names = ["_first", "$5_$6", os.fsdecode(b"caf\xe9")]
+    for name in names:
+        shutil.copytree(whole.folder / "runs/small", tmp_path / name, symlinks=True)
+    paths = [str(tmp_path / name) for name in names]
+    done = whole.call("plot", *paths, "-o", str(tmp_path / os.fsdecode(b"\xe9.svg")), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    picture = (tmp_path / os.fsdecode(b"\xe9.svg")).read_text()
+    assert all(f"<!-- {label} -->" in picture for label in (" _first", "$5_$6", "caf?"))
+
+
 def test_six_panels_stand_in_two_rows_with_bytes_in_their_unit(whole):
     pytest.importorskip("matplotlib")
     panels = "loss,accuracy,learning_rate,gradient_norm,tokens_per_second,memory"
