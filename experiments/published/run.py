@@ -134,13 +134,19 @@ def summary(done: list[dict], data: Path) -> dict[str, dict]:
     return found
 
 
+def unasked(one: dict) -> str:
+    """What is published is of the very same items, all of them: only those not asked yet leave a doubt."""
+    left = 1 - one["items"] / one["of"]
+    return f" ± {one['stderr'] * math.sqrt(left):.3f}" if left else ""
+
+
 def markdown(found: dict[str, dict]) -> str:
-    lines = ["| | items | here | published | apart, in standard errors |", "|---|---:|---:|---:|---:|"]
+    lines = ["| | items | here | published | apart, ± for items not asked |", "|---|---:|---:|---:|---:|"]
     for name, one in found.items():
         here = f"{one['value']:.3f} ± {one['stderr']:.3f}"
         theirs, apart = "", ""
         if one["published"]:
-            theirs, apart = f"{one['published']:.3f}", f"{(one['value'] - one['published']) / one['stderr']:+.1f}"
+            theirs, apart = f"{one['published']:.3f}", f"{one['value'] - one['published']:+.3f}{unasked(one)}"
         items = f"{one['items']:,} of {one['of']:,}" if one["items"] < one["of"] else f"all {one['items']:,}"
         lines.append(f"| {TASKS[name].title}, {one['metric']} | {items} | {here} | {theirs} | {apart} |")
     return "\n".join(lines)
