@@ -1,15 +1,28 @@
 // What both stand-ins for src/kernels/cuda/device.cuh do to numbers: what the card's instructions do, on the host.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "kernels/problem.h"
 
 namespace gka::kernels::cuda {
 
-inline float half_to_float(std::uint16_t bits) { return static_cast<float>(std::bit_cast<Float16>(bits)); }
+/// From a table: there is no instruction for it that every machine has, and a function takes its time.
+inline float half_to_float(std::uint16_t bits) {
+  static const auto table = [] {
+    auto all = std::make_unique<std::array<float, 65536>>();
+    for (std::size_t i = 0; i < all->size(); ++i) {
+      (*all)[i] = static_cast<float>(std::bit_cast<Float16>(static_cast<std::uint16_t>(i)));
+    }
+    return all;
+  }();
+  return (*table)[bits];
+}
 inline std::uint16_t float_to_half(float value) { return std::bit_cast<std::uint16_t>(static_cast<Float16>(value)); }
 inline float bits_to_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 inline std::uint32_t float_to_bits(float value) { return std::bit_cast<std::uint32_t>(value); }

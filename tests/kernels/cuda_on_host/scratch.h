@@ -14,7 +14,7 @@ std::size_t with_scratch(Body&& body) {
   std::vector<std::unique_ptr<char[]>> scratch;
   std::size_t all = 0;
   body(Device{.index = 0, .stream = nullptr, .allocate = [&](std::size_t bytes) {
-                scratch.push_back(std::make_unique<char[]>(bytes));
+                scratch.push_back(std::make_unique_for_overwrite<char[]>(bytes));
                 std::memset(scratch.back().get(), 0xff, bytes);
                 all += bytes;
                 return static_cast<void*>(scratch.back().get());

@@ -3,9 +3,12 @@
 // a GPU; what only many threads show (a missing barrier) is left to a GPU.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -83,12 +86,24 @@ struct CurrentDevice {
   explicit CurrentDevice(int) {}
 };
 
+/// All of it is NaN when a block begins, as far as anybody reads before writing. Filled anew is what the block before
+/// had asked for, and no more may it have written: to fill the whole for every block takes longer than most blocks.
+inline void leave_shared(int bytes) {
+  for (int i = bytes; i < std::min(bytes + 64, Machine::kSharedBytes); ++i) {
+    if (machine.shared[i] == static_cast<char>(0xff)) continue;
+    std::fputs("a block has written beyond the shared memory it was launched with\n", stderr);
+    std::abort();
+  }
+  std::memset(machine.shared, 0xff, static_cast<std::size_t>(bytes));
+}
+
 template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Parameters...), std::int64_t grid, int, void*, Arguments&&... arguments) {
+void launch(void (*kernel)(Parameters...), std::int64_t grid, int bytes, void*, Arguments&&... arguments) {
+  [[maybe_unused]] static const auto filled = std::memset(machine.shared, 0xff, Machine::kSharedBytes);
   machine.blocks = grid;
   for (machine.block = 0; machine.block < grid; ++machine.block) {
-    std::memset(machine.shared, 0xff, Machine::kSharedBytes);  // NaN, as far as anybody reads before writing
     kernel(arguments...);
+    leave_shared(bytes);
   }
 }
 template <int kBlock, typename... Parameters, typename... Arguments>

@@ -8,8 +8,6 @@
 // the program ends.
 #pragma once
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -21,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/contexts.h"
 #include "kernels/host_numbers.h"
 
 #define __device__
@@ -58,8 +57,10 @@ struct Machine {
   int multiprocessors = 3;
   std::int64_t block = 0, blocks = 0;
   int thread = 0;
-  ucontext_t round;
-  std::vector<ucontext_t> contexts;
+  host::Context round;
+  std::vector<host::Context> contexts;
+  std::unique_ptr<char[]> stacks;  // kept for the next block
+  std::size_t stack_count = 0;
   std::vector<bool> done;
   std::vector<int> waits;     // Waits
   std::vector<int> meetings;  // how often a thread has met the others of its warp
@@ -87,7 +88,7 @@ inline void raise(int* flag) { *flag = 1; }
 
 inline std::size_t self() { return static_cast<std::size_t>(machine.thread); }
 /// Lets the other threads of the warp come as far.
-inline void give_way() { swapcontext(&machine.contexts[self()], &machine.round); }
+inline void give_way() { host::switch_context(&machine.contexts[self()], &machine.round); }
 inline void wait_for(int what) {
   machine.waits[self()] = what;
   give_way();
@@ -196,7 +197,7 @@ inline void run_warp(int warp, bool from_last) {
     for (int i = 0; i < kLanes; ++i) {
       machine.thread = warp * kLanes + (from_last ? kLanes - 1 - i : i);
       if (machine.done[self()] || machine.waits[self()] != kRuns) continue;
-      swapcontext(&machine.round, &machine.contexts[self()]);
+      host::switch_context(&machine.round, &machine.contexts[self()]);
       more = true;
     }
   }
@@ -240,14 +241,13 @@ inline void run_block(int threads) {
   machine.groups.assign(count, 0);
   machine.shuffles.assign(count, 0);
   for (auto& values : machine.shuffled) values.assign(count, 0);
-  const auto stacks = std::make_unique_for_overwrite<char[]>(count * Machine::kStackBytes);
+  if (machine.stack_count < count) {
+    machine.stacks = std::make_unique_for_overwrite<char[]>(count * Machine::kStackBytes);
+    machine.stack_count = count;
+  }
   for (std::size_t i = 0; i < count; ++i) {
-    ucontext_t& context = machine.contexts[i];
-    getcontext(&context);
-    context.uc_stack.ss_sp = stacks.get() + i * Machine::kStackBytes;
-    context.uc_stack.ss_size = Machine::kStackBytes;
-    context.uc_link = nullptr;
-    makecontext(&context, enter, 0);
+    char* const stack = machine.stacks.get() + i * Machine::kStackBytes;
+    host::make_context(&machine.contexts[i], stack, Machine::kStackBytes, enter);
   }
   const int warps = threads / kLanes;
   const bool from_last = machine.block % 2 != 0;

@@ -131,38 +131,31 @@ std::uint64_t mn_major_step(std::uint64_t first, int s) {
   return first + static_cast<std::uint64_t>((s * 16 * kColumns * 2) >> 4);
 }
 
-/// float16 as float32, from a table: there is no instruction for it that every machine has.
-inline float half_at(std::uint16_t bits) {
-  static const auto table = [] {
-    auto all = std::make_unique<std::array<float, 65536>>();
-    for (std::size_t i = 0; i < all->size(); ++i) (*all)[i] = half_to_float(static_cast<std::uint16_t>(i));
-    return all;
-  }();
-  return (*table)[bits];
-}
 inline float number_of(std::uint16_t bits, bool half) {
-  return half ? half_at(bits) : bits_to_float(static_cast<std::uint32_t>(bits) << 16);
+  return half ? half_to_float(bits) : bits_to_float(static_cast<std::uint32_t>(bits) << 16);
 }
 
 /// An operand in shared memory: number (i, k), with k what is summed over. The swizzle, 128 or 64 bytes, exchanges
 /// units of 16 bytes by bits of their address from 128 up. 0: the operand is in registers.
 struct SharedOperand {
-  std::uint32_t start, block, group, width;  // bytes: of a block, of eight rows, of a row
+  std::uint32_t start, block, group;  // bytes: of a block, of eight rows
+  int width;                          // of a row, as a power of two: division takes longer than all else here
   bool mn, half;
 
   SharedOperand(std::uint64_t of, bool mn, bool half)
       : start(static_cast<std::uint32_t>(of & 0x3fff) << 4),
         block(static_cast<std::uint32_t>(of >> 16 & 0x3fff) << 4),
         group(static_cast<std::uint32_t>(of >> 32 & 0x3fff) << 4),
-        width(of >> 62 == 1 ? 128 : 64),
+        width(of >> 62 == 1 ? 7 : 6),
         mn(mn),
         half(half) {
     if (of != 0 && of >> 62 != 1 && of >> 62 != 2) stop("an operand with another swizzle than of 128 or 64 bytes");
   }
   float at(int i, int k) const {
     const auto row = static_cast<std::uint32_t>(mn ? k : i), column = static_cast<std::uint32_t>(mn ? i : k);
-    std::uint32_t place = start + row / 8 * group + row % 8 * width + column * 2 % width + column * 2 / width * block;
-    place ^= (place >> 7 & (width / 16 - 1)) << 4;
+    std::uint32_t place = start + row / 8 * group + (row % 8 << width);
+    place += (column * 2 & ((1u << width) - 1)) + (column * 2 >> width) * block;
+    place ^= (place >> 7 & ((1u << width) / 16 - 1)) << 4;
     std::uint16_t bits = 0;
     std::memcpy(&bits, machine.shared + place, 2);
     return number_of(bits, half);
@@ -189,12 +182,19 @@ inline std::vector<Queue>& queues() {
   return all;
 }
 
+/// Four columns at once: a product of numbers one by one is what these tests would take most of their time for, above
+/// all under the sanitizers, which look at each.
+using FourColumns [[gnu::vector_size(16)]] = float;
+
 /// One product of a warp: 16 of its 64 rows.
 inline void multiply_warp(const Queue* lanes, std::size_t which) {
   const Queued& first = lanes[0].products[which];
   const int columns = 2 * first.count;
   const SharedOperand left(first.shared_a, first.mn_a, first.half), right(first.b, first.mn_b, first.half);
-  float a[16][16], b[16][128];
+  float a[16][16];
+  FourColumns b[16][32];
+  float* sums_of[kLanes];
+  for (int i = 0; i < kLanes; ++i) sums_of[i] = lanes[i].products[which].d;
   for (int row = 0; row < 16; ++row) {
     for (int k = 0; k < 16; ++k) {
       if (first.from_shared) {
@@ -206,16 +206,17 @@ inline void multiply_warp(const Queue* lanes, std::size_t which) {
     }
   }
   for (int k = 0; k < 16; ++k) {
-    for (int n = 0; n < columns; ++n) b[k][n] = right.at(n, k);
+    for (int n = 0; n < columns; ++n) b[k][n / 4][n % 4] = right.at(n, k);
   }
   for (int row = 0; row < 16; ++row) {
-    float sums[128] = {};
-    for (int k = 0; k < 16; ++k) {
-      for (int n = 0; n < columns; ++n) sums[n] += a[row][k] * b[k][n];
-    }
-    for (int n = 0; n < columns; ++n) {
-      float& d = lanes[row % 8 * 4 + n % 8 / 2].products[which].d[n / 8 * 4 + row / 8 * 2 + n % 2];
-      d = (first.add != 0 ? d : 0) + sums[n];
+    for (int four = 0; four < columns / 4; ++four) {
+      FourColumns sums = {};
+      for (int k = 0; k < 16; ++k) sums += a[row][k] * b[k][four];
+      for (int i = 0; i < 4; ++i) {
+        const int n = 4 * four + i;
+        float& d = sums_of[row % 8 * 4 + n % 8 / 2][n / 8 * 4 + row / 8 * 2 + n % 2];
+        d = (first.add != 0 ? d : 0) + sums[i];
+      }
     }
   }
 }
@@ -370,7 +371,7 @@ inline std::uint32_t pack_half(float low, float high) {
   return float_to_half(low) | static_cast<std::uint32_t>(float_to_half(high)) << 16;
 }
 inline float2 unpack_half(std::uint32_t word) {
-  return {half_at(static_cast<std::uint16_t>(word)), half_at(static_cast<std::uint16_t>(word >> 16))};
+  return {half_to_float(static_cast<std::uint16_t>(word)), half_to_float(static_cast<std::uint16_t>(word >> 16))};
 }
 inline std::uint32_t pack_half_rest(float a, float b, std::uint32_t word) {
   const float2 packed = unpack_half(word);
