@@ -281,6 +281,7 @@ struct Increments {
 struct ConjugateLimits {
   int least = 0, most = 0;
   float enough = 0, nothing = 0;
+  float ridge = 0, inverse_pace = 1;
 };
 /// How many there are for certain where Chebyshev's would be `enough_steps`: as many as leave no more than those leave,
 /// for random keys, such that share a direction, and a trained model's (docs/kernel-log.md). The backward pass solves
@@ -291,7 +292,12 @@ inline ConjugateLimits conjugate_limits(double ridge, std::int64_t iterations, b
   if (!refine || iterations < kBudget || ridge < kUsualRidge || !all_but_exact) return {};
   const int most = enough_steps(rate);
   const int least = static_cast<int>(std::ceil((backward ? 0.59 : 0.68) * most));
-  return {.least = std::max(least, 4), .most = most, .enough = 2.5e-5f, .nothing = 4e-8f};
+  return {.least = std::max(least, 4),
+          .most = most,
+          .enough = 2.5e-5f,
+          .nothing = 4e-8f,
+          .ridge = static_cast<float>(ridge),
+          .inverse_pace = static_cast<float>(1 / limit_of_pace(ridge, 1))};
 }
 
 /// Indexed as Schedules are. Chunks that solve.cuh refines have no residuals here; where steps converge they take those

@@ -237,8 +237,8 @@ struct IncrementSolver {
 ///
 /// - p has lost some of its conjugacy to rounding, which costs steps and no exactness. The first p is b itself, as
 ///   queries are float16 numbers: where few keys are left, what lies across them is then solved by that step alone.
-/// - Scores' losses cannot be handed on here, as α is not known before them; they count where steps are long, so the
-///   first `kExactSteps` have two parts.
+/// - Scores' losses cannot be handed on here, as α is not known before them. Where few keys are left they show in steps
+///   that are long, which are the first: of chunks that solve.cuh refines `kExactSteps` have scores in two parts.
 /// - A row whose residual is nothing takes no more steps, as its β would be noise; and one whose residual is small none
 ///   beyond `least`. So its bits do not depend on how long other rows go on. NaN is nothing.
 /// - With 128 channels half of ξ lies in shared memory, where this thread's part of the right-hand side came.
@@ -250,7 +250,7 @@ struct ConjugateSolver {
   const char *h, *k;
   ExactMask mask;
   uint4* room;
-  float t[2];
+  const float* t;  // of the rows
   float xi[kHeld], g[D / 2];
   std::uint32_t p[D / 4];
   float square[2];  // |r|²
@@ -280,7 +280,7 @@ struct ConjugateSolver {
 
   /// Products come times the pace.
   template <bool kTwoParts>
-  __device__ __forceinline__ void step(float ridge, float inverse_pace) {
+  __device__ __forceinline__ void step(const ConjugateLimits& limits) {
     const std::uint64_t keys = descriptor<kBlock>(k, kChunk), state = descriptor<kBlock>(h, D);
     float scores[32], w[D / 2];  // w: cH̃p
     wgmma_fence();
@@ -313,8 +313,9 @@ struct ConjugateSolver {
     }
     wgmma_wait<0>();
     hold(w);
+    const float own_t[2] = {t[own_row()], t[own_row() + 8]};
 #pragma unroll
-    for (int n = 0; n < D / 2; ++n) w[n] *= t[n / 2 % 2];
+    for (int n = 0; n < D / 2; ++n) w[n] *= own_t[n / 2 % 2];
     hold(w);
     wgmma_fence();
 #pragma unroll
@@ -323,14 +324,14 @@ struct ConjugateSolver {
       if constexpr (kTwoParts) mma<true, true>(w, rest + 4 * i, mn_major_step<kBlock>(keys, i));
     }
     wgmma_commit();
-    below[0] *= ridge, below[1] *= ridge;
+    below[0] *= limits.ridge, below[1] *= limits.ridge;
     wgmma_wait<0>();
     hold(w);
-    advance(w, below, ridge, inverse_pace);
+    advance(w, below, limits);
   }
 
   /// From w and this thread's part of p·ap on.
-  __device__ __forceinline__ void advance(float (&w)[D / 2], float (&below)[2], float ridge, float inverse_pace) {
+  __device__ __forceinline__ void advance(float (&w)[D / 2], float (&below)[2], const ConjugateLimits& limits) {
     float of_w[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < D / 4; ++n) {
@@ -340,9 +341,9 @@ struct ConjugateSolver {
     float alpha[2], before[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      below[i] = add_quad(below[i] + inverse_pace * of_w[i]);
+      below[i] = add_quad(below[i] + limits.inverse_pace * of_w[i]);
       alpha[i] = goes_on[i] && below[i] > 1e-30f ? square[i] / below[i] : 0;
-      of_w[i] = alpha[i] * inverse_pace;
+      of_w[i] = alpha[i] * limits.inverse_pace;
       before[i] = square[i], square[i] = 0;
     }
 #pragma unroll
@@ -360,7 +361,7 @@ struct ConjugateSolver {
       for (int e = 0; e < 4; ++e) {
         if (n < kHeld) at[e] = xi[n + e] += at[e];
         g[n + e] -= of_w[e / 2] * w[n + e];
-        w[n + e] = g[n + e] - ridge * at[e];
+        w[n + e] = g[n + e] - limits.ridge * at[e];
         square[e / 2] += w[n + e] * w[n + e];
       }
     }
@@ -384,13 +385,13 @@ struct ConjugateSolver {
     return __syncthreads_or(goes_on[0] || goes_on[1]) != 0;
   }
 
-  __device__ __forceinline__ void steps(const ConjugateLimits& limits, float ridge, float inverse_pace) {
+  __device__ __forceinline__ void steps(const ConjugateLimits& limits, bool refined) {
     const float whole[2] = {square[0], square[1]};
     int i = 0;
 #pragma unroll 1
-    for (; i < kExactSteps && go_on(limits, i, whole); ++i) step<true>(ridge, inverse_pace);
+    for (; refined && i < kExactSteps && go_on(limits, i, whole); ++i) step<true>(limits);
 #pragma unroll 1
-    for (; i < limits.most && go_on(limits, i, whole); ++i) step<false>(ridge, inverse_pace);
+    for (; i < limits.most && go_on(limits, i, whole); ++i) step<false>(limits);
     gather();
   }
 
@@ -469,8 +470,11 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
     barrier_wait(&arrived[3], phase_system);
     const bool empty = rows.chunk.length <= 0, refined = !empty && rows.refined != 0;
     const std::int64_t head = task % p.heads;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) solver.t[i] = rows.t[own_row() + 8 * i];
+    if constexpr (kConjugate) {
+      solver.t = rows.t;
+    } else {
+      solver.t[0] = rows.t[own_row()], solver.t[1] = rows.t[own_row() + 8];
+    }
     const auto begin = [&](const auto& start, const auto& pace) {
       if (!kReads && refined && call.rhs.dtype == DType::float32) {  // as it came, not as float16
         const float scale[2] = {1 / rows.unscale[own_row()], 1 / rows.unscale[own_row() + 8]};
@@ -502,7 +506,7 @@ __global__ void __launch_bounds__(kWarpgroup, by_size<D>(4, 3, 2))
     const int last = refined ? static_cast<int>(p.options.iterations) : rows.schedule;
     const bool to_the_end = refined && rows.refined == kEverywhere;
     if constexpr (kConjugate) {
-      if (!empty) solver.steps(schedules.conjugate, schedules.ridge / schedules.pace, 1 / schedules.pace);
+      if (!empty) solver.steps(schedules.conjugate, refined);
     } else if constexpr (kConstant) {
       if (!empty) solver.steps(rho_of(rows, p.options), last, to_the_end);
     } else {
