@@ -178,7 +178,7 @@ bool is_out_of_memory(std::string_view error) {
          error.find("allocate memory") != std::string_view::npos;
 }
 
-std::vector<std::int64_t> parse_lengths(const std::string& text) {
+std::vector<std::int64_t> parse_lengths(const std::string& text, const char* option) {
   constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;  // whose products with other sizes fit 64 bits
   std::vector<std::int64_t> lengths;
   for (std::size_t begin = 0; begin <= text.size();) {
@@ -192,8 +192,8 @@ std::vector<std::int64_t> parse_lengths(const std::string& text) {
     }
     const bool thousands = read + 1 == word.size() && (word[read] == 'k' || word[read] == 'K');
     if (length < 1 || length > kMostTokens || (read != word.size() && !thousands)) {
-      throw std::runtime_error("--lengths got '" + word +
-                               "'; it takes numbers of tokens, such as 4096,16384 or 4k,16k.");
+      throw std::runtime_error(std::string(option) + " got '" + word +
+                               "'; it takes whole numbers up to 2^31, such as 4096,16384 or 4k,16k.");
     }
     lengths.push_back(thousands ? 1024 * length : length);
     begin = end + 1;

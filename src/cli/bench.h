@@ -66,8 +66,8 @@ std::optional<AttentionKernel> choose_attention(const std::string& name, at::Dev
 /// Whether an error says that memory ran out.
 bool is_out_of_memory(std::string_view error);
 
-/// "4096,16384" or "4k,16k": lengths in rising order.
-std::vector<std::int64_t> parse_lengths(const std::string& text);
+/// "4096,16384" or "4k,16k", as `option` got it: lengths in rising order.
+std::vector<std::int64_t> parse_lengths(const std::string& text, const char* option = "--lengths");
 /// 16,384.
 std::string grouped(std::int64_t number);
 

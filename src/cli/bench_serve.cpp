@@ -319,10 +319,11 @@ void print_table(const std::vector<Measured>& rows) {
 
 int run(const Arguments& arguments) {
   const auto compute = choose_compute(arguments.place);
-  const auto list = [](const std::string& text) {
-    return text.empty() || text == "0" ? std::vector<std::int64_t>{} : parse_lengths(text);
+  const auto list = [](const std::string& text, const char* option) {
+    return text.empty() || text == "0" ? std::vector<std::int64_t>{} : parse_lengths(text, option);
   };
-  const auto batches = list(arguments.batches), contexts = list(arguments.contexts);
+  const auto batches = list(arguments.batches, "--batches"), contexts = list(arguments.contexts, "--contexts"),
+             prompts = list(arguments.prefill, "--prefill"), over_http = list(arguments.http, "--http");
   LiveLine line;
   const auto show = [&](const std::string& text) { line.show([&] { return text; }); };
   show("making " + arguments.model);
@@ -334,14 +335,14 @@ int run(const Arguments& arguments) {
       rows.push_back(bench.decode(batch, context));
     }
   }
-  for (const auto tokens : list(arguments.prefill)) {
+  for (const auto tokens : prompts) {
     show("reading " + grouped(tokens) + " tokens");
     rows.push_back(bench.prefill(tokens));
   }
   const auto parameters = bench.decoder().parameters().count();
   const auto kept = bench.decoder().parameters().options().matrices.value_or(compute.activations);
   const std::string weights = kept == at::kChar ? "int8" : std::string(name_of(kept));
-  for (const auto streams : list(arguments.http)) {
+  for (const auto streams : over_http) {
     show(grouped(streams) + " streams over HTTP");
     for (auto& row : bench.http(streams)) rows.push_back(std::move(row));
     break;  // the engine has taken the model

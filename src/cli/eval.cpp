@@ -22,6 +22,7 @@
 #include "cli/interrupt.h"
 #include "cli/model_inputs.h"
 #include "cli/numbers.h"
+#include "cli/outputs.h"
 #include "cli/packed_scores.h"
 #include "cli/progress.h"
 #include "cli/table.h"
@@ -386,6 +387,7 @@ std::vector<Answered> ask(const std::vector<Task>& tasks, const std::vector<Plan
 
 int run(const Arguments& arguments) {
   const auto tasks = read_tasks(arguments);
+  keep_apart("--samples", arguments.samples, arguments.tasks);
   std::optional<NewFile> samples;  // opened now: hours later is too late to hear that there is no such folder
   Interruptible signals(arguments.samples);
   if (!arguments.samples.empty()) {

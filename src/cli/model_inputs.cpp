@@ -53,6 +53,7 @@ std::filesystem::path model_folder(const std::filesystem::path& folder) {
 }
 
 std::filesystem::path new_folder(const std::string& out) {
+  if (out.empty()) throw std::runtime_error("--out is empty; it takes the name of the folder to make");
   const auto path = std::filesystem::absolute(out).lexically_normal();
   auto folder = path.has_filename() ? path : path.parent_path();
   if (std::filesystem::exists(folder)) throw std::runtime_error("--out is " + out + ", which is there already");

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -19,6 +20,7 @@
 #include "cli/interrupt.h"
 #include "cli/model_inputs.h"
 #include "cli/numbers.h"
+#include "cli/outputs.h"
 #include "cli/packed_scores.h"
 #include "cli/progress.h"
 #include "data/text_input.h"
@@ -228,6 +230,7 @@ int run(const Arguments& arguments) {
     throw std::runtime_error("--overlap is " + std::to_string(arguments.overlap) + " and must be below --window, " +
                              std::to_string(arguments.window));
   }
+  keep_apart("--logits", arguments.logits, std::array{arguments.text, arguments.ids, arguments.tokens});
   Interruptible signals(arguments.logits);
   auto decoder = load(arguments.model);
   const auto vocabulary = decoder.config().vocab_size;

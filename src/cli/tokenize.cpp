@@ -17,6 +17,7 @@
 #include "base/files.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/outputs.h"
 #include "cli/progress.h"
 #include "data/documents.h"
 #include "data/token_file.h"
@@ -121,6 +122,7 @@ int tokenize(const Arguments& arguments) {
 
   const auto spelled = arguments.no_specials ? data::Spelled::text : data::Spelled::token;
   const auto path = where_it_goes(arguments.out);
+  keep_apart("--out", path, arguments.files);
   const train::RunFolder folder(std::filesystem::absolute(path).parent_path());
   Interruptible signals(path);
   signals.writes_file(path);

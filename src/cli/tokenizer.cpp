@@ -10,6 +10,8 @@
 #include "base/files.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/numbers.h"
+#include "cli/outputs.h"
 #include "cli/progress.h"
 #include "data/bpe_trainer.h"
 #include "data/documents.h"
@@ -38,6 +40,7 @@ int train_bpe(const Arguments& arguments) {
   if (!arguments.separator.empty()) options.separator = arguments.separator;
   const data::DocumentReader reader(arguments.files, options);
   data::BpeTrainer trainer(arguments.train);
+  keep_apart("--out", arguments.out, arguments.files);
   Interruptible signals(arguments.out);
   signals.writes_file(arguments.out);
   NewFile out(arguments.out);  // before the work, not after it: a folder that is not there is known now
@@ -147,9 +150,11 @@ Action declare_tokenizer(CLI::App& app) {
   train
       ->add_option("--vocab-size", options.vocab_size,
                    "Size of the vocabulary, with the 256 bytes and special tokens (default: 32768)")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(positive_number());
   train->add_option("--min-count", options.min_count, "Pairs that occur less often are not joined (default: 2)")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(positive_number());
   train
       ->add_option("--pattern", options.pattern,
                    "How text is cut into words: " + pattern_names() + "or a regular expression (default: gpt2)")

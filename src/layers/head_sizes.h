@@ -36,7 +36,10 @@ HeadSizes grouped_heads(const Choices& c, const MixerConfig& config) {
               .key_dim = whole(c.expand_k, head_dim, "expand_k"),
               .value_dim = whole(c.expand_v, head_dim, "expand_v")};
   s.heads = std::max({s.q_heads, s.k_heads, s.v_heads});
-  divided(s.heads, s.q_heads, "copies of each query head");
+  if (s.heads % s.q_heads != 0) {
+    throw std::invalid_argument("num_q_heads is " + std::to_string(s.q_heads) + ", which does not divide the " +
+                                std::to_string(s.heads) + " heads of the layer.");
+  }
   return s;
 }
 

@@ -182,6 +182,8 @@ def test_output_that_cannot_be_written_is_a_failure():
         (["train", TINY / "gka.json", "--lengths", "16,24"], "a multiple of every length"),
         (["train", TINY / "gka.json", "--device", "cuda:99"], "cuda:99"),
         (["train", TINY / "gka.json", "--after", "5"], "no --text to learn from"),
+        (["serve", TINY / "gka.json", "--contexts", "1x"], "--contexts got '1x'"),
+        (["serve", TINY / "gka.json", "--http", "1x"], "--http got '1x'"),
         (["layer", "--layers", "GKB"], "no mixer 'GKB'"),
         (["layer", "--lengths", "9007199254740993k"], "'9007199254740993k'"),
     ],

@@ -269,3 +269,13 @@ def test_packed_scores_are_the_engines(model, tmp_path):
         assert [len(values) for values in found[1]] == [len(values) for values in found[0]]
         for values, wanted in zip(*found, strict=True):
             assert values == pytest.approx(wanted, rel=1e-5)
+
+
+def test_tasks_are_not_written_over(model, tmp_path):
+    items = [{"context": "one", "choices": ["a", "b"], "answer": 0}]
+    path = write_task(tmp_path / "task.jsonl", {"task": "which", "kind": "choice"}, items)
+    before = path.read_text()
+    done = call("eval", model, "--tokenizer", "bytes", "--tasks", path, "--samples", path)
+    assert done.returncode == 1
+    assert f"--samples is {path}, which is read and would be written over" in done.stderr
+    assert path.read_text() == before

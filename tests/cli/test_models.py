@@ -214,6 +214,20 @@ def test_windows_score_each_token_once_and_see_what_they_overlap(model, tmp_path
     assert scores("--window", 20, "--overlap", 4) == scores()
 
 
+def test_what_is_read_is_not_written_over(model, tmp_path):
+    ids = write_ids(tmp_path / "ids.txt", [[1, 2, 3]])
+    (tmp_path / "link.txt").symlink_to(ids)
+    for out in (ids, tmp_path / "link.txt"):
+        done = call("score", model, "--ids", ids, "--logits", out)
+        assert done.returncode == 1
+        assert f"--logits is {out}, which is read and would be written over" in done.stderr
+    text = tmp_path / "text.tokens"
+    text.write_text("the cat and the cat " * 9)
+    for arguments in (["tokenizer", "train", text, "--out", text], ["tokenize", text, "--out", tmp_path / "text"]):
+        assert f"--out is {text}, which is read and would be written over" in told(call(*arguments))
+    assert (ids.read_text(), text.read_text()[:8]) == ("1 2 3\n", "the cat ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -318,6 +332,7 @@ def test_what_goes_wrong_is_said_in_a_sentence(model, tmp_path):
         call("export", "no where", "--out", folder / "x")
     )
     cannot = f"cannot make the folder '{ids}': Not a directory"
+    assert "--out is empty" in told(call("export", GOLDENS / CHECKPOINTS[0], "--out", ""))
     assert cannot in told(call("export", GOLDENS / CHECKPOINTS[0], "--out", ids / "x"))
 
     def complaint(path):

@@ -90,6 +90,13 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused(corpus, tmp_path):
     assert not (tmp_path / "x.json").exists()
 
 
+@pytest.mark.parametrize("arguments", [["--vocab-size", 10**20], ["--min-count", 0]])
+def test_a_number_that_makes_no_sense_is_refused(corpus, tmp_path, arguments):
+    done = token_files.call("tokenizer", "train", corpus, "--out", tmp_path / "x.json", *arguments, check=False)
+    assert done.returncode == 2 and arguments[0].encode() in done.stderr
+    assert not (tmp_path / "x.json").exists()
+
+
 def test_nothing_is_learnt_from_no_text(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     done = token_files.call("tokenizer", "train", tmp_path / "empty.txt", "--out", tmp_path / "x.json", check=False)
