@@ -76,7 +76,8 @@ constexpr std::string_view kMetadata =
         "additionalProperties": {"type": "string", "maxLength": 512}})";
 constexpr std::string_view kNull = R"({"type": "null"})";
 constexpr std::string_view kFalse = R"({"enum": [false, null]})";
-constexpr std::string_view kModalities = R"({"type": "array", "items": {"const": "text"}})";
+constexpr std::string_view kModalities =
+    R"({"type": "array", "minItems": 1, "maxItems": 1, "items": {"const": "text"}})";
 
 /// One of the names, or null.
 Json one_of(Names names) {
