@@ -18,7 +18,7 @@ if(TARGET gka_floors)
   install(EXPORT gkaModels NAMESPACE gka:: DESTINATION ${GKA_CMAKE_DIR})
   foreach(floor IN ITEMS base ops layers models data)
     install(DIRECTORY src/${floor} DESTINATION include/gka/floors FILES_MATCHING PATTERN "*.h"
-            REGEX "/(${GKA_FLOORS_LEFT_OUT})[.]h" EXCLUDE)
+            REGEX "/(${GKA_FLOORS_LEFT_OUT}|json_once)[.]h" EXCLUDE)
   endforeach()
   install(FILES src/kernels/cuda/fused.h DESTINATION include/gka/floors/kernels/cuda)  # ops/gates.h names it
 endif()

@@ -1,4 +1,4 @@
-"""Sources include what they use. The usual build has torch's headers precompiled into every file
+"""Sources include what they use. The usual build has torch's headers, or JSON's, precompiled into every file
 (cmake/Precompiled.cmake), so a missing include shows only where that is off: in a wheel, after a quarter of an hour.
 Here the headers each source reaches by itself are followed on paper, in seconds, and looked through for the names it
 uses. What it cannot see is an operator: `a * b` of two tensors wants <ATen/TensorOperators.h>."""
@@ -91,6 +91,8 @@ def missing(source):
         used |= {(f"at::{name}", f"ATen/ops/{name}.h") for name in calls if name in OPERATORS}
         if re.search(r"\b(NoGradGuard|AutoGradMode|GradMode)\b", text) and "c10/core/GradMode.h" not in names:
             used.add(("at::NoGradGuard", "ATen/core/grad_mode.h"))
+    if source.suffix == ".cpp" and re.search(r"\bnlohmann::", text):
+        used.add(("nlohmann::json", "nlohmann/json.hpp"))
     return sorted((name, header) for name, header in used if header not in names)
 
 
@@ -101,11 +103,14 @@ def sources():
 
 
 def test_a_header_that_only_the_precompiled_one_brought_is_missed(tmp_path):
-    text = "#include <ATen/core/Tensor.h>\nauto f() { at::NoGradGuard guard; return at::empty({1}); }\n"
+    text = (
+        "#include <ATen/core/Tensor.h>\nauto f() { at::NoGradGuard guard; return at::empty({1}); }\nnlohmann::json j;\n"
+    )
     without, within = tmp_path / "without.cpp", tmp_path / "within.cpp"
     without.write_text(text)
-    within.write_text("#include <ATen/ops/empty.h>\n#include <ATen/core/grad_mode.h>\n" + text)
-    assert [header for _, header in missing(without)] == ["ATen/core/grad_mode.h", "ATen/ops/empty.h"]
+    wanted = ["ATen/core/grad_mode.h", "ATen/ops/empty.h", "nlohmann/json.hpp"]
+    within.write_text("".join(f"#include <{header}>\n" for header in wanted) + text)
+    assert [header for _, header in missing(without)] == wanted
     assert missing(within) == []
 
 

@@ -1,0 +1,2 @@
+#define GKA_JSON_ONCE
+#include "base/json_once.h"
