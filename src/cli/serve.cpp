@@ -23,6 +23,7 @@
 #include "models/dtypes.h"
 #include "models/vision_config.h"
 #include "serve/service.h"
+#include "serve/signals.h"
 
 namespace gka::cli {
 namespace {
@@ -170,9 +171,7 @@ int run(Arguments& arguments) {
       service.shutdown();
     }
   });
-  std::thread([&service, signals] {
-    for (int signal = 0; sigwait(&signals, &signal) == 0;) service.shutdown();
-  }).detach();
+  const serve::SignalWatch watch(service, signals);
   service.run();
   loader.join();
   if (failure) throw std::runtime_error(*failure);

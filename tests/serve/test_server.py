@@ -854,6 +854,14 @@ def test_sigterm_lets_an_answer_end_and_refuses_new_ones():
         assert server.process.wait(timeout=10) == 0
 
 
+def test_signals_that_come_while_it_ends_do_no_harm():
+    for _ in range(3):
+        with fake() as server:
+            while server.process.poll() is None:
+                server.process.send_signal(signal.SIGTERM)
+            assert server.process.returncode == 0
+
+
 def test_the_log_says_which_field_was_wrong_and_no_word_of_the_request():
     with fake() as server:
         server.post("/v1/completions", {"prompt": "my secret", "temperature": "my secret"}, status=400)

@@ -8,10 +8,10 @@
 #include <iostream>
 #include <map>
 #include <sstream>
-#include <thread>
 
 #include "fake_engine.h"
 #include "serve/service.h"
+#include "serve/signals.h"
 
 using namespace gka::serve;
 
@@ -69,10 +69,7 @@ int main(int argc, char** argv) {
                                             .chat = ChatTemplate::load(given["folder"]),
                                             .engine = std::move(engine),
                                             .end_tokens = {256}}));
-  std::thread([&service, signals] {
-    int signal = 0;
-    while (sigwait(&signals, &signal) == 0) service.shutdown();
-  }).detach();
+  const SignalWatch watch(service, signals);
   service.ready();
   std::cout << service.address() << std::endl;
   service.run();
