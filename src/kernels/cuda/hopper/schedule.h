@@ -282,10 +282,12 @@ struct ConjugateLimits {
   int least = 0, most = 0;
   float enough = 0, nothing = 0;
   float ridge = 0, inverse_pace = 1;
+  float largest_beta = 0;
 };
 /// How many there are for certain where Chebyshev's would be `enough_steps`: as many as leave no more than those leave,
 /// for random keys, such that share a direction, and a trained model's (docs/kernel-log.md). The backward pass solves
-/// for vectors along the keys, which takes fewer.
+/// for vectors along the keys, which takes fewer. β is at most (κ − 1)²/4κ < 1/4a by itself; twice that, noise included,
+/// leaves p within float16's range.
 inline ConjugateLimits conjugate_limits(double ridge, std::int64_t iterations, bool refine, bool backward) {
   const double rate = rate_of(ridge, 1);
   const bool all_but_exact = 2 * std::pow(rate, static_cast<double>(iterations)) <= 1e-3;
@@ -297,7 +299,8 @@ inline ConjugateLimits conjugate_limits(double ridge, std::int64_t iterations, b
           .enough = 2.5e-5f,
           .nothing = 4e-8f,
           .ridge = static_cast<float>(ridge),
-          .inverse_pace = static_cast<float>(1 / limit_of_pace(ridge, 1))};
+          .inverse_pace = static_cast<float>(1 / limit_of_pace(ridge, 1)),
+          .largest_beta = static_cast<float>(1 / (2 * ridge))};
 }
 
 /// Indexed as Schedules are. Chunks that solve.cuh refines have no residuals here; where steps converge they take those

@@ -369,7 +369,7 @@ struct ConjugateSolver {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       square[i] = add_quad(square[i]);
-      beta[i] = both_halves(before[i] > 0 ? fminf(square[i] / before[i], 3e4f) : 0);
+      beta[i] = both_halves(before[i] > 0 ? fminf(square[i] / before[i], limits.largest_beta) : 0);
     }
 #pragma unroll
     for (int n = 0; n < D / 4; ++n) {
