@@ -273,31 +273,28 @@ def refined(shape: Shape, backward: bool = False) -> Callable[[Where], Ran]:
     return whole_sequences(4, 4096, shape, backward=backward, decay=STRONG)
 
 
-WORKS = (
-    Work("conjugate", "no chunk refined, B4 T4096", OUTPUTS, whole_sequences(4, 4096, USUAL)),
-    Work("conjugate", "every chunk refined, B4 T4096", OUTPUTS, refined(USUAL)),
-    Work("conjugate", "with backward", GRADIENTS, refined(USUAL, backward=True)),
-    Work("conjugate", "D = V = 64, 16 heads, with backward", GRADIENTS, refined(SMALL, backward=True)),
-    Work("conjugate", "D = V = 32, 32 heads, with backward", GRADIENTS, refined(NARROW, backward=True)),
-    Work("conjugate", "no chunk refined, with backward", GRADIENTS, whole_sequences(4, 4096, USUAL, backward=True)),
-    Work("conjugate", "a step of training, 440M, T4096", None, trained("440m/gka")),
-    Work("crowd_step", "a GKA block's token, 64 sequences", LOGPROBS, decoded(64)),
-    Work("crowd_step", "the same, 2 key heads of 8", LOGPROBS, decoded(64, key_heads=2)),
-    Work("crowd_step", "engine, 440M, 64 sequences", None, engine("440m/gka", 64)),
-    Work("crowd_step", "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
-    Work("increments", "no chunk refined, B4 T4096", OUTPUTS, whole_sequences(4, 4096, USUAL)),
-    Work("increments", "every chunk refined, B4 T4096", OUTPUTS, refined(USUAL)),
-    Work("increments", "with backward", GRADIENTS, refined(USUAL, backward=True)),
-    Work("increments", "D = V = 64, 16 heads, with backward", GRADIENTS, refined(SMALL, backward=True)),
-    Work("increments", "D = V = 32, 32 heads, with backward", GRADIENTS, refined(NARROW, backward=True)),
-    Work("increments", "no chunk refined, with backward", GRADIENTS, whole_sequences(4, 4096, USUAL, backward=True)),
-    Work("increments", "a step of training, 440M, T4096", None, trained("440m/gka")),
-    Work(
-        "increments",
+# What a solve of another kind changes.
+SOLVES = (
+    ("no chunk refined, B4 T4096", OUTPUTS, whole_sequences(4, 4096, USUAL)),
+    ("every chunk refined, B4 T4096", OUTPUTS, refined(USUAL)),
+    ("with backward", GRADIENTS, refined(USUAL, backward=True)),
+    ("D = V = 64, 16 heads, with backward", GRADIENTS, refined(SMALL, backward=True)),
+    ("D = V = 32, 32 heads, with backward", GRADIENTS, refined(NARROW, backward=True)),
+    ("no chunk refined, with backward", GRADIENTS, whole_sequences(4, 4096, USUAL, backward=True)),
+    ("a step of training, 440M, T4096", None, trained("440m/gka")),
+    (
         "no chunk refined, B4 T16384, with backward",
         GRADIENTS,
         whole_sequences(4, 16384, USUAL, backward=True),
     ),
+)
+
+WORKS = (
+    *(Work(trial, *work) for trial in ("conjugate", "increments") for work in SOLVES),
+    Work("crowd_step", "a GKA block's token, 64 sequences", LOGPROBS, decoded(64)),
+    Work("crowd_step", "the same, 2 key heads of 8", LOGPROBS, decoded(64, key_heads=2)),
+    Work("crowd_step", "engine, 440M, 64 sequences", None, engine("440m/gka", 64)),
+    Work("crowd_step", "engine, 440M, 128 sequences", None, engine("440m/gka", 128)),
     Work("lesser_solve", "alone, B4 T4096", OUTPUTS, whole_sequences(4, 4096, USUAL)),
     Work("lesser_solve", "alone, forward + backward", GRADIENTS, whole_sequences(4, 4096, USUAL, backward=True)),
     Work("lesser_solve", "two halves at once, B4 T4096", None, in_halves(4, 4096)),

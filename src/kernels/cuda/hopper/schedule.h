@@ -286,8 +286,8 @@ struct ConjugateLimits {
 };
 /// How many there are for certain where Chebyshev's would be `enough_steps`: as many as leave no more than those leave,
 /// for random keys, such that share a direction, and a trained model's (docs/kernel-log.md). The backward pass solves
-/// for vectors along the keys, which takes fewer. β is at most (κ − 1)²/4κ < 1/4a by itself; twice that, noise included,
-/// leaves p within float16's range.
+/// for vectors along the keys, which takes fewer. β is at most (κ − 1)²/4κ < 1/4a by itself; twice that, noise
+/// included, leaves p within float16's range.
 inline ConjugateLimits conjugate_limits(double ridge, std::int64_t iterations, bool refine, bool backward) {
   const double rate = rate_of(ridge, 1);
   const bool all_but_exact = 2 * std::pow(rate, static_cast<double>(iterations)) <= 1e-3;
