@@ -309,18 +309,24 @@ double by_token_schedule(const Stages& stages, double mu, double rho) {
   }
 }
 
+/// ξ for (μ + ρ) ξ = 1 by the weights of kernels/schedule.h, for spectra in [ρ, 1].
+double by_kernels_schedule(double mu, double rho, int steps) {
+  ::gka::kernels::Schedule chebyshev(Solver::chebyshev, 1, rho);
+  double now = chebyshev.start().s, before = 0;
+  for (int i = 1; i <= steps; ++i) {
+    const Coefficients of = chebyshev.step(i);
+    const double next = now + of.m * (now - before) - of.s * ((mu + rho) * now - 1);
+    before = now, now = next;
+  }
+  return now;
+}
+
 TEST(HopperTokenSchedule, IsThatOfKernelsScheduleWithAndWithoutResiduals) {
   for (const double rho : {1e-4, 0.003, 0.02, 0.3, 0.9, 1.0}) {
     for (const int steps : {7, 8, 30}) {
       for (const double share : {0.0, 0.3, 1.0}) {  // of [0, 1 − ρ]
         const double mu = share * (1 - rho);
-        ::gka::kernels::Schedule chebyshev(Solver::chebyshev, 1, rho);
-        double now = chebyshev.start().s, before = 0;
-        for (int i = 1; i <= steps; ++i) {
-          const Coefficients of = chebyshev.step(i);
-          const double next = now + of.m * (now - before) - of.s * ((mu + rho) * now - 1);
-          before = now, now = next;
-        }
+        const double now = by_kernels_schedule(mu, rho, steps);
         for (const Stages& stages :
              {Stages{.last = {steps}}, cuda::hopper::two_residuals(steps), cuda::hopper::residuals_everywhere(steps)}) {
           EXPECT_NEAR(by_token_schedule(stages, mu, rho), now, 3e-5 * (1 + now))
@@ -345,13 +351,7 @@ TEST(HopperTokenSchedule, AsIncrementsIsTheSame) {
         };
         const auto s_of = [&](int) { return weights.s; };
         const double pace = cuda::hopper::TokenSchedule::pace_of(rounded);
-        ::gka::kernels::Schedule chebyshev(Solver::chebyshev, 1, rho);
-        double now = chebyshev.start().s, before = 0;
-        for (int i = 1; i <= steps; ++i) {
-          const Coefficients of = chebyshev.step(i);
-          const double next = now + of.m * (now - before) - of.s * ((mu + rho) * now - 1);
-          before = now, now = next;
-        }
+        const double now = by_kernels_schedule(mu, rho, steps);
         const double start = cuda::hopper::TokenSchedule::start_of(rounded);
         EXPECT_NEAR(by_increments(mu, rho, pace, start, steps, m_of, s_of), now, 3e-5 * (1 + now)) << rho;
       }

@@ -171,9 +171,9 @@ void start_increments(const Problem& p, const Plan& plan, const ChunkStates& sta
                       const Device& device, const char* systems, const Schedules& schedules, bool conjugate) {
   const Options& of = p.options;
   IncrementSchedules increments = make_increment_schedules(schedules, of.ridge, of.iterations, of.refine);
-  const auto start_as = [&](auto type, auto constant, auto conjugate) {
+  const auto start_as = [&](auto type, auto constant, auto by_conjugates) {
     constexpr auto kernel =
-        solve_increments<D, decltype(type)::type, kReads, decltype(constant)::value, decltype(conjugate)::value>;
+        solve_increments<D, decltype(type)::type, kReads, decltype(constant)::value, decltype(by_conjugates)::value>;
     constexpr int kBytes = IncrementsLayout<D>::kBytes;
     const std::int64_t blocks = blocks_of_chunks(kernel, p, kBytes, device);
     start(kernel, blocks, kBytes, device, p, plan, states, call, increments, systems, whole_pairs(call.rhs, p.key_dim));

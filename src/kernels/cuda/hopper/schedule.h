@@ -354,6 +354,11 @@ inline IncrementSchedules make_increment_schedules(const Schedules& like, double
 
 // ---- A ridge of each token's own --------------------------------------------------------------------------------
 
+/// Of a step, as Increments has them.
+struct TokenWeights {
+  float m, s;
+};
+
 /// With a constant ridge λ a token's system is σH + ρ with a spectrum in [ρ, 1] (kernels/system_scale.h), and ρ is its
 /// own. Its weights are found step by step: with Ω the limit of ω_i and v_i = Ω/ω_i
 ///
@@ -362,9 +367,6 @@ inline IncrementSchedules make_increment_schedules(const Schedules& like, double
 ///
 /// (ω_i = 4/(4 − r²ω_{i-1}) with r = (1 − ρ)/(1 + ρ) makes 1 − ω_i = −r²ω_iω_{i-1}/4, and r²Ω²/4 is Ω − 1.) Only what
 /// every step needs is kept, in the registers of threads that have few: ρ is asked for where it is needed again.
-struct TokenWeights {
-  float m, s;
-};
 struct TokenSchedule {
   float a, b, v, q;
 
